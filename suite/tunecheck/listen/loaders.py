@@ -75,8 +75,7 @@ def drawing(iterator: Any) -> Callable[[Any], None] | None:
         loader.drawn = 0
     loader.drawn += 1
     most = 64 if alone else MOST_ROWS  # of a process that trains alone nothing but the order is asked
-    more = len(loader.passes) <= MOST_PASSES and len(loader.passes[-1]) < most
-    return loader.drew if more else None
+    return loader.drew if len(loader.passes) <= MOST_PASSES and len(loader.passes[-1]) < most else None
 
 
 class Evaluations:

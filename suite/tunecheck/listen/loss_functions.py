@@ -15,15 +15,7 @@ import torch
 from tunecheck.core.check import holding
 from tunecheck.core.evidence import ScoresGiven
 from tunecheck.listen.loop_loss import ENTROPIES, FACTORS, JOINS, MOST_DIFFERENCE, VIEWS, are_stretched
-from tunecheck.probes.reference.loss_graph import (
-    STRAIGHT,
-    gradients,
-    graph_of,
-    positives_without_twin,
-    saved,
-    size_of,
-    straight_back,
-)
+from tunecheck.probes.reference import loss_graph
 from tunecheck.probes.reference.measures import living
 
 SIGNS = {"cosine_embedding_loss": 2, "margin_ranking_loss": 2, "hinge_embedding_loss": 1, "soft_margin_loss": 1}
@@ -116,7 +108,7 @@ class LossCalls:
             alive = living(torch.Tensor) if self.softened is None else []
             known = [each for one in (scores, logarithms) if (each := _temperature(one, alive)) is not None]
             self.softened = self.softened or (len(known) == 2 and min(known) < (1 - MOST_OF_LOG_1) * max(known))
-        made = straight_back((scores.grad_fn, 0))[0]
+        made = loss_graph.straight_back((scores.grad_fn, 0))[0]
         if made is not None and made.name() in OF_SCORES["BinaryCrossEntropyWithLogitsBackward0"]:
             self.wrong.append(f"{name} of a {_plainly(made)}")
 
@@ -162,7 +154,7 @@ def scores_given(tensor: torch.Tensor, calls: LossCalls) -> ScoresGiven:
     unreached = [lie for node in terms_of(tensor) if (lie := _unreached(tensor, node)) is not None]
     foreign = [told for node in terms_of(tensor) if (told := _is_foreign_noise(node)) is not None]
     counts.update(functions=len(unreached) + len(foreign), foreign=sum(foreign))
-    nodes = [*islice(graph_of(tensor.grad_fn), MOST_NODES)]
+    nodes = [*islice(loss_graph.graph_of(tensor.grad_fn), MOST_NODES)]
     similar = [told for told in map(_is_of_itself, nodes) if told is not None]
     for node in nodes:
         counts["crossed"] += _crossed(node)
@@ -183,15 +175,15 @@ def scores_given(tensor: torch.Tensor, calls: LossCalls) -> ScoresGiven:
                 counts["over_positions"] += _is_over_positions(node)
                 # nearly flat at best: SimCLR's cosines at a temperature of 0.5 have a range of 4
                 counts["flat"] += within is not None and within[1] - within[0] < 0.5
-            given = straight_back(node.next_functions[0])[0]
+            given = loss_graph.straight_back(node.next_functions[0])[0]
             if given is not None and given.name() in squashed:
                 found.append(f"{_plainly(node)} of a {_plainly(given)}")
             elif node.name() in ENTROPIES and given is not None:
-                bounded = given.name() == "LogSoftmaxBackward0" and straight_back(given.next_functions[0])[0]
+                bounded = given.name() == "LogSoftmaxBackward0" and loss_graph.straight_back(given.next_functions[0])[0]
                 found += ["cross_entropy of a Sigmoid"] if bounded and bounded.name() == "SigmoidBackward0" else []
                 counts["again"] += any(_is_same_entropy(node, other) for other in entropies)
                 counts["parts_alike"] += any(_are_parts_alike(node, other) for other in entropies)
-                counts["mispaired"] += positives_without_twin(node)
+                counts["mispaired"] += loss_graph.positives_without_twin(node)
                 entropies.append(node)
                 counts["exchanged"] += given.name() == "LogSoftmaxBackward0" and _exchanged_by_view(given)
                 total = node._saved_self.detach()[:ROWS_SUMMED].float().logsumexp(dim=min(1, node._saved_self.ndim - 1))
@@ -226,12 +218,12 @@ def _are_parts_alike(node: Any, other: Any) -> bool:
 def _part_of(entropy: Any) -> Any:
     """Return the function of whose result's last axis these scores are a part; None for others."""
     edge = entropy.next_functions[0][0].next_functions[0]
-    while edge[0] is not None and (edge[0].name() in STRAIGHT or edge[0].name() in OF_PARTS):
+    while edge[0] is not None and (edge[0].name() in loss_graph.STRAIGHT or edge[0].name() in OF_PARTS):
         if edge[0].name() in OF_PARTS:
             made, axis = edge[0].next_functions[0], getattr(edge[0], "_saved_dim", None)
             told = made[0]._input_metadata[made[1]].shape if made[0] is not None else ()
             if axis is not None and len(told) > 1 and axis % 2**64 in (len(told) - 1, 2**64 - 1):
-                return straight_back(made)
+                return loss_graph.straight_back(made)
         edge = edge[0].next_functions[0]
     return None
 
@@ -243,11 +235,11 @@ def penalties_of(loss: torch.Tensor) -> ScoresGiven:
     learned one first, and is 1 at first.
     """
     found = Counter[str]()
-    for node in islice(graph_of(loss.grad_fn), MOST_NODES):
+    for node in islice(loss_graph.graph_of(loss.grad_fn), MOST_NODES):
         before = node.next_functions[0][0] if node.name() == "ExpBackward0" else None
         if before is None or before.name() != "SubBackward0":
             continue
-        ((fixed, _), (learned, _)), result = before.next_functions, saved(node, "result")
+        ((fixed, _), (learned, _)), result = before.next_functions, loss_graph.saved(node, "result")
         if fixed is None and learned is not None and result is not None and result.numel() > 1:
             found["functions"] += 1
             found["without_reference"] += bool((result == 1).all())
@@ -258,14 +250,14 @@ def _clipped_ratio(node: Any) -> torch.Tensor | None:
     """Return the ratios of likelihoods that a policy's loss clips around 1; None of other functions."""
     if node.name() != "ClampBackward1" or node._saved_min is None or node._saved_max is None:
         return None
-    made = straight_back(node.next_functions[0])[0]
+    made = loss_graph.straight_back(node.next_functions[0])[0]
     is_ratio = made is not None and made.name() in ("ExpBackward0", "DivBackward0")
     return node._saved_self if is_ratio and 0 < node._saved_min < 1 < node._saved_max <= 2 else None
 
 
 def _is_cut_at_0(node: Any) -> bool:
     """Return whether scores are given that an activation has left nothing below 0."""
-    made = straight_back(node.next_functions[0])[0]
+    made = loss_graph.straight_back(node.next_functions[0])[0]
     least = next((getattr(made, name) for name in LEAST if hasattr(made, name)), None)
     cut = made is not None and made.name() in ("ReluBackward0", "AbsBackward0")
     return cut or (isinstance(least, int | float) and least == 0)
@@ -276,7 +268,7 @@ def _is_over_positions(softmax: Any) -> bool:
     shape, over = softmax._saved_result.shape, softmax._saved_dim
     if len(shape) != 3 or over != 1 or shape[1] == shape[2]:
         return False
-    tables = (node for node in graph_of(softmax) if node.name() == "EmbeddingBackward0")
+    tables = (node for node in loss_graph.graph_of(softmax) if node.name() == "EmbeddingBackward0")
     sizes = {table._saved_weight_sym_argsize_0 for table in tables}
     turned = softmax.next_functions[0][0].name() in TURNS  # positions may have a table, and tokens may come second
     return shape[2] in sizes and shape[1] not in sizes and not turned
@@ -285,7 +277,7 @@ def _is_over_positions(softmax: Any) -> bool:
 def terms_of(loss: torch.Tensor) -> Iterator[Any]:
     """Yield the functions that join the terms of a loss, and the first ones of each term."""
     ends = set[Any]()
-    for node in graph_of(loss.grad_fn, ends):
+    for node in loss_graph.graph_of(loss.grad_fn, ends):
         if node.name() not in OF_TERMS:
             ends.add(node)
         yield node
@@ -293,7 +285,7 @@ def terms_of(loss: torch.Tensor) -> Iterator[Any]:
 
 def reach_of(edge: Any) -> tuple[float, float] | None:
     """Return the range of what a function gives, by its last bounded part and constant factors; None for others."""
-    node = straight_back(edge)[0]
+    node = loss_graph.straight_back(edge)[0]
     if node is not None and node.name() == "CatBackward0":
         parts = [reach_of(part) for part in node.next_functions]
         ends = [end for part in parts if part is not None for end in part]
@@ -318,7 +310,7 @@ def _largest_product(node: Any) -> float | None:
     elif (product := _summed_product(node)) is not None:
         pairs = zip((product._saved_self, product._saved_other), 2 * node._saved_dim, strict=True)
         edges = product.next_functions
-    if pairs is None or any(hasattr(straight_back(edge)[0], "variable") for edge in edges):
+    if pairs is None or any(hasattr(loss_graph.straight_back(edge)[0], "variable") for edge in edges):
         return None  # a weight's own length changes, and may be 0 at first
     lengths = [_common_length(vectors, axis) for vectors, axis in pairs]
     known = [length for length in lengths if length is not None]
@@ -333,7 +325,7 @@ def _summed_product(node: Any) -> Any:
 
 def _is_of_itself(node: Any) -> bool | None:
     """Return whether similarities are those of rows of length 1 with themselves; None of what is no similarity."""
-    one, other = (saved(_summed_product(node), name) for name in ("self", "other"))
+    one, other = (loss_graph.saved(_summed_product(node), name) for name in ("self", "other"))
     if one is None or other is None or one.ndim < 2 or len(one) < FEWEST_ROWS or one.shape != other.shape:
         return None
     length = _common_length(one, node._saved_dim[0]) if torch.equal(one, other) else None
@@ -344,13 +336,15 @@ def _is_of_one(node: Any) -> bool:
     """Return whether a softmax of the loss is over one score."""
     if node.name() == "LogSoftmaxBackward0":
         return not bool(node._saved_result.any())
-    return bool(node.name() == "LogsumexpBackward0" and size_of(node.next_functions[0]) == node._saved_result.numel())
+    return bool(
+        node.name() == "LogsumexpBackward0" and loss_graph.size_of(node.next_functions[0]) == node._saved_result.numel()
+    )
 
 
 def _multiplies_by_0(node: Any) -> bool:
     """Return whether what learns is multiplied by a tensor of several numbers, all 0."""
     factors = zip(node.next_functions, ("other", "self"), strict=False) if node.name() == "MulBackward0" else ()
-    others = [saved(node, name) for (made, _), name in factors if made is not None]
+    others = [loss_graph.saved(node, name) for (made, _), name in factors if made is not None]
     return len(others) == 1 and others[0] is not None and others[0].numel() > 1 and not bool(others[0].any())
 
 
@@ -386,12 +380,12 @@ def _output_and_target(node: Any) -> tuple[Any, torch.Tensor | None]:
 def _unreached(tensor: torch.Tensor, node: Any) -> str | None:
     """Return how most targets of a loss lie out of its outputs' reach; "" for others, None where nobody can tell."""
     edge, target = _output_and_target(node)
-    if target is None or (within := reach_of(edge)) is None or size_of(edge) != target.numel():
+    if target is None or (within := reach_of(edge)) is None or loss_graph.size_of(edge) != target.numel():
         return None
     slack = MOST_DIFFERENCE * (1 + max(abs(end) for end in within if math.isfinite(end)))
     outside = (target < within[0] - slack) | (target > within[1] + slack)
     edges = [torch.autograd.graph.GradientEdge(*edge)]
-    found = gradients(tensor, edges) if 2 * outside.sum() > target.numel() else None
+    found = loss_graph.gradients(tensor, edges) if 2 * outside.sum() > target.numel() else None
     learned = None if found is None else found[0] != 0
     if learned is None or 2 * (outside & learned).sum() <= learned.sum():
         return ""
@@ -428,10 +422,10 @@ def _is_foreign_noise(node: Any) -> bool | None:
 
 def _read_by(function: Any, size: int) -> Iterator[torch.Tensor]:
     """Yield the tensors of this size, in which nothing learns, that layers behind this function multiply."""
-    for node in graph_of(function):
+    for node in loss_graph.graph_of(function):
         for name, place in (("input", 0), ("mat1", 1), ("self", 0)):  # what is kept, and its place among the edges
             learns = node.next_functions[place : place + 1] != ((None, 0),)
-            given = None if learns else saved(node, name)
+            given = None if learns else loss_graph.saved(node, name)
             if isinstance(given, torch.Tensor) and given.numel() == size:
                 yield given.detach()
 
@@ -450,7 +444,7 @@ def _learns_outside(tensor: torch.Tensor, node: Any) -> bool:
     outside = (target < -MOST_DIFFERENCE) | (target > 1 + MOST_DIFFERENCE)
     if not outside.any():
         return False
-    found = gradients(tensor, [torch.autograd.graph.GradientEdge(*node.next_functions[0])])
+    found = loss_graph.gradients(tensor, [torch.autograd.graph.GradientEdge(*node.next_functions[0])])
     return found is not None and bool((found[0][outside] != 0).any())
 
 
@@ -459,14 +453,14 @@ def _crossed(node: Any) -> bool:
     edge: Any = node.next_functions[0] if node.name() in ELEMENTWISE else (None, 0)
     if edge[0] is None:
         return False
-    all_pairs, operands = size_of(edge), [edge]
+    all_pairs, operands = loss_graph.size_of(edge), [edge]
     if node.name() in OF_DIFFERENCES:
         operands = [operand for operand in edge[0].next_functions if operand[0] is not None]
         if edge[0].name() not in DIFFERENCES or len(operands) != 1:  # of two outputs all pairs may be meant
             return False
     own = operands[0]
     own = own[0].next_functions[0] if own[0].name() == "ExpandBackward0" else own
-    outputs = size_of(own)
+    outputs = loss_graph.size_of(own)
     return outputs > 1 and all_pairs == outputs**2
 
 

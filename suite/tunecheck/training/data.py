@@ -187,8 +187,7 @@ class Batches:
     @property
     def rows_per_step(self) -> int:
         """How many rows of the training set all processes take in one optimizer step; a canary is none of them."""
-        fresh = self.run.training.micro_batch_size - (self.canary is not None)
-        return fresh * self.run.micro_batches_per_step
+        return (self.run.training.micro_batch_size - (self.canary is not None)) * self.run.micro_batches_per_step
 
     def window(self, step: int) -> list[Batch]:
         """The micro-batches of one optimizer step, those of all ranks."""
