@@ -1024,3 +1024,33 @@ def test_bytes_that_a_layer_multiplies_as_they_are(scale, divisor, tmp_path):
 
     expected = Status.UNJUDGED if divisor > 1 else Status.SUSPECTED if scale > 1 else Status.PASSED
     assert finding.status is expected, finding.detail
+
+
+class BodyAndHead(nn.Module):
+    """A body with most of the weights, and a head."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body, self.head = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 32)), nn.Linear(32, 3)
+
+    def forward(self, inputs):
+        """Return scores of three classes."""
+        return self.head(self.body(inputs).relu())
+
+
+@pytest.mark.parametrize(("held", "status"), [("head", Status.SUSPECTED), ("body", Status.FAILED)])
+def test_an_optimizer_that_leaves_out_most_of_a_model_or_a_few_tensors(held, status, tmp_path):
+    """Who trains a head alone need not freeze the body; who trains the body has forgotten the head."""
+    model = BodyAndHead()
+    optimizer = torch.optim.AdamW(getattr(model, held).parameters(), lr=1e-3)
+
+    def step(model):
+        return cross_entropy(model(torch.randn(12, 8)), torch.arange(12) % 3)
+
+    finding = judged("optimizer_coverage", tmp_path, model, step, optimizer)
+    trace = read(next(tmp_path.glob("watch-*.jsonl")))
+
+    assert finding.status is status, finding.detail
+    assert CHECKS["trainable_moved"]()(trace).status is (Status.PASSED if held == "head" else Status.FAILED)
+    assert CHECKS["updates_match_adamw"]()(trace).status is Status.PASSED

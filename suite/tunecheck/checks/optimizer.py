@@ -21,6 +21,7 @@ OUTDATED = (
     "longer uses."
 )
 LEFT_OUT = "The list of its tensors leaves some out: a filter drops them, or a generator was exhausted before."
+MOST_REST = "most of a model may rest under a new head, or beside factors of LoRA, without being frozen"
 TWO_GROUPS = "Two parameter groups list the same tensor."
 OTHER_SETTINGS = "The optimizer is built elsewhere than declared, with other settings."
 
@@ -39,7 +40,10 @@ class OptimizerCoverage(Check):
         problems = {problem: OTHER_SETTINGS} if (problem := other_optimizer(trace)) else {}
         problems |= said_once((c.when, *wrong) for c in trace.all(evidence.Census) for wrong in _held_wrongly(trace, c))
         held_tensors = len(trace.one(evidence.Census).optimized)
-        return self.unless(problems, f"all {held_tensors} trainable tensors held once", compared=held_tensors)
+        meant = MOST_REST if trace.left_out and {*problems.values()} == {LEFT_OUT} else ""
+        return self.unless(
+            problems, f"all {held_tensors} trainable tensors held once", compared=held_tensors, meant=meant
+        )
 
 
 def _held_wrongly(trace: Trace, census: evidence.Census) -> Iterator[tuple[str, str]]:
@@ -328,7 +332,7 @@ class TrainableMoved(Check):
             limit = 0.0
         seen = trace.one(evidence.Movement)
         rest = trace.uncalled.difference(seen.idle)  # which need not learn
-        seen = replace(seen, unmoved=tuple(name for name in seen.unmoved if name not in rest))
+        seen = replace(seen, unmoved=tuple(name for name in seen.unmoved if name not in rest | trace.left_out))
         wanted = len(trace.one(evidence.Census).expected_trainable)
         moving = sum(step.applied and step.learning_rate > 0 for step in trace.steps)
         why = "step was applied with a learning rate above zero"

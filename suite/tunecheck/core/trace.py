@@ -229,6 +229,17 @@ class Trace:
         return frozenset(name for seen in movement for names in seen.uncalled.values() for name in names)
 
     @property
+    def left_out(self) -> frozenset[str]:
+        """The trainable tensors, most of all elements, that a script's own optimizer holds not one of.
+
+        Whoever forgets a tensor leaves out a few. Whoever trains a new head, or factors of LoRA, leaves out the rest.
+        """
+        seen = self.one(evidence.Census)
+        chosen = not self.holds(Premise.SETTINGS_DECLARED) and self.run.lora is None and "?" not in seen.optimized
+        rest = chosen and 0 < seen.held_share < 0.5
+        return frozenset(seen.trainable).difference(seen.optimized) if rest else frozenset()
+
+    @property
     def trains_16bit_weights(self) -> bool:
         """Whether the trained weights are meant to be 16-bit, so that small updates are rounded away.
 

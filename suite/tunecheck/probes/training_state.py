@@ -254,7 +254,8 @@ class CensusProbe(Probe[Census | LearntBeside]):
         # optimizers keep their step count as a scalar on the CPU by design
         matrices = [value for value in state if isinstance(value, torch.Tensor) and value.dim() > 0]
         everything = [*parameters.values(), *session.model.buffers(), *matrices]
-        trained = dict(learning(session.model))
+        trained, optimized = dict(learning(session.model)), {id(p) for p, _ in held}
+        elements = sum(p.numel() for p in trained.values())
         frozen = [parameter for name, parameter in parameters.items() if name not in trained]
         sizes = [int(prod(p.quant_state.shape)) if is_packed(p) else p.numel() for p in parameters.values()]
         adam = [(*group["betas"], group["eps"]) if {"betas", "eps"} <= group.keys() else ("none",) for _, group in held]
@@ -266,7 +267,8 @@ class CensusProbe(Probe[Census | LearntBeside]):
             devices=counted(str(tensor.device) for tensor in everything),
             trainable_dtypes=counted(dtype_name(parameter.dtype) for parameter in trained.values()),
             frozen_dtypes=counted(dtype_name(parameter.dtype) for parameter in frozen),
-            trainable_parameters=sum(parameter.numel() for parameter in trained.values()),
+            trainable_parameters=elements,
+            held_share=sum(p.numel() for p in trained.values() if id(p) in optimized) / elements if elements else 1.0,
             total_parameters=sum(sizes),
             expected_parameters=self._parameters,
             weight_decays=counted(group.get("weight_decay", 0) for _, group in held),

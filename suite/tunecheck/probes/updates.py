@@ -15,7 +15,7 @@ from tunecheck.core.optimization import decays
 from tunecheck.core.premises import Premise
 from tunecheck.probes.reference.measures import relative_error, worst
 from tunecheck.training.events import Probe
-from tunecheck.training.hooks import rate_of
+from tunecheck.training.hooks import rate_of, tensors_of
 from tunecheck.training.session import Session
 from tunecheck.training.tensors import learning, whole
 
@@ -45,6 +45,9 @@ class UpdateProbe(Probe[Update]):
     def start(self, session: Session) -> None:
         named = sorted(learning(session.model), key=lambda pair: pair[1].numel())
         self._all = [p for _, p in named]
+        held = {id(p) for p in tensors_of(session.optimizer)}
+        if not session.run.holds(Premise.SETTINGS_DECLARED):  # what it leaves out is optimizer_coverage's question
+            named = [pair for pair in named if id(pair[1]) in held] or named
         sizes = accumulate(p.numel() for _, p in named)
         self._followed = [pair for pair, size in zip(named, sizes, strict=True) if size <= ELEMENTS] or named[:1]
         self._m, self._v = ([torch.zeros(whole(p).numel()) for _, p in self._followed] for _ in range(2))

@@ -26,11 +26,13 @@ def logits_of(
 ) -> torch.Tensor:
     """Return the model's detached fp32 logits of these tokens, [rows, positions, vocabulary].
 
-    `graph` records one for autograd all the same, for hooks that take gradients from what passes them.
+    A class of the script's own may return them in a tuple. `graph` records one for autograd all the same, for hooks
+    that take gradients from what passes them.
     """
     with model_mode(model, training), torch.set_grad_enabled(graph):
-        logits: torch.Tensor = uncached(model, input_ids=ids, attention_mask=mask).logits.detach().float()
-        return logits
+        out = uncached(model, input_ids=ids, attention_mask=mask)
+        logits = out.logits if hasattr(out, "logits") else next(held for held in numbers_of(out) if held.ndim == 3)
+        return logits.detach().float()
 
 
 def logits_at(model: Any, ids: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
