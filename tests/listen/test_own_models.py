@@ -1054,3 +1054,90 @@ def test_an_optimizer_that_leaves_out_most_of_a_model_or_a_few_tensors(held, sta
     assert finding.status is status, finding.detail
     assert CHECKS["trainable_moved"]()(trace).status is (Status.PASSED if held == "head" else Status.FAILED)
     assert CHECKS["updates_match_adamw"]()(trace).status is Status.PASSED
+
+
+def test_targets_in_front_of_the_tokens_that_are_read(tmp_path):
+    """Inputs and targets are exchanged, so that a causal model has read what it is asked for."""
+
+    def step(model):
+        ids = torch.randint(1, TOKENS, (6, 13))
+        return cross_entropy(model(ids[:, 1:]).flatten(0, 1), ids[:, :-1].flatten())
+
+    finding = judged("no_target_leakage", tmp_path, Reader(causal=True), step)
+
+    assert finding.status is Status.SUSPECTED
+    assert "in front of them" in finding.detail
+
+
+class Digits(nn.Module):
+    """Holds its weights itself, and may compute its first layer without gradients."""
+
+    def __init__(self, gradients):
+        super().__init__()
+        torch.manual_seed(0)
+        self.gradients = gradients
+        self.first, self.last = nn.Parameter(torch.randn(8, 16) / 4), nn.Parameter(torch.randn(16, 3) / 4)
+
+    def forward(self, inputs):
+        """Return scores of three classes."""
+        with torch.set_grad_enabled(self.gradients):
+            hidden = inputs @ self.first
+        return hidden.relu() @ self.last
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+def test_a_weight_of_the_model_itself_that_is_used_without_gradients(gradients, tmp_path):
+    """The model is called once a step, and its first weight never learns."""
+
+    def step(model):
+        return cross_entropy(model(torch.randn(12, 8)), torch.arange(12) % 3)
+
+    finding = judged("trainable_moved", tmp_path, Digits(gradients), step)
+
+    assert finding.status is (Status.PASSED if gradients else Status.SUSPECTED), finding.detail
+    assert gradients or "first" in finding.detail
+
+
+class Twice(torch.autograd.Function):
+    """Makes a pass within the backward pass, as reversible layers and checkpoints do."""
+
+    @staticmethod
+    def forward(ctx, hidden, layer):
+        """Call the layer without a graph."""
+        ctx.layer, ctx.hidden = layer, hidden.detach()
+        return layer(hidden)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        """Call it again, and differentiate that."""
+        with torch.enable_grad():
+            hidden = ctx.hidden.requires_grad_()
+            torch.autograd.backward(ctx.layer(hidden), gradient)
+        return hidden.grad, None
+
+
+class Reversible(BodyAndHead):
+    """Its body's gradients come from passes within the backward pass."""
+
+    def forward(self, inputs):
+        """Return scores of three classes."""
+        return self.head(Twice.apply(inputs.requires_grad_(), self.body).relu())
+
+
+@pytest.mark.parametrize("cleared", [True, False])
+def test_passes_within_a_backward_pass_are_a_part_of_it(cleared, tmp_path):
+    """So that gradients which are cleared between micro-batches are told there, too."""
+    model = Reversible()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    def step(model):
+        for _ in range(2):
+            cross_entropy(model(torch.randn(12, 8)), torch.arange(12) % 3).backward()
+            if cleared:
+                optimizer.zero_grad()
+        return cross_entropy(model(torch.randn(12, 8)), torch.arange(12) % 3)
+
+    finding = judged("calls_in_order", tmp_path, model, step, optimizer)
+
+    assert finding.status is (Status.FAILED if cleared else Status.PASSED), finding.detail
+    assert "edit" not in finding.detail

@@ -16,6 +16,8 @@ UNMASKED = "Labels are not set to the ignored index where a token was not masked
 MARKED = "a word may be replaced by a token that texts have, such as the unknown one"
 REPEATS = "an autoencoder is to repeat its input, and a correction may change little"
 SEEN = "A mask that is not causal, or another operation across positions, shows the target."
+SHIFTED_BACK = "Inputs and targets are exchanged: ids[:, 1:] is read, and ids[:, :-1] is its target."
+BACKWARDS = "a model may read its rows from their ends"
 FURTHER_AHEAD = "a head may predict a token further ahead, as in multi-token prediction"
 PADDING_ENDS = "the first token of padding may stand for a row's end"
 ONE_OFF = {
@@ -212,7 +214,7 @@ class NoTargetLeakage(Check):
 
     needs = frozenset({"user_code"})
     meaning = f"""The loss does not shift labels. A decoder gets its labels as input. Labels were copied after tokens
-    were masked. {SHIFTED_TWICE} {SEEN} {COPIED} {MASK_IN_USE} {UNMASKED}
+    were masked. {SHIFTED_TWICE} {SHIFTED_BACK} {SEEN} {COPIED} {MASK_IN_USE} {UNMASKED}
     The model then learns to copy, and its loss falls very fast."""
     remedy = """Shift labels against logits once. Clone the labels before masking tokens. Pass is_causal=True. Search
     the model for other operations across positions: a mean, a convolution, a normalisation."""
@@ -250,7 +252,7 @@ class NoTargetLeakage(Check):
                 share = unmasked / (masked + unmasked)
                 detail = f"{unmasked} of {masked + unmasked} positions of a masked model read their own target"
                 return self.at_most(share, limit, detail, meant=REPEATS, causes=[UNMASKED])
-        looked_at, own, after_next = _sums(steps, "raising", "raising_own", "raising_second")
+        looked_at, own, after_next, before = _sums(steps, "raising", "raising_own", "raising_second", "raising_before")
         asked, seeing = _sums(steps, "asked_for_next", "seeing_next")
         positions = enough(looked_at, self.min_positions, "positions with both tokens and vocabulary logits")
         share = own / positions
@@ -260,6 +262,9 @@ class NoTargetLeakage(Check):
         if (second := after_next / positions) > self.max_second_share:
             detail = f"{second:.1%} of {positions} positions have the token after the next one as their target"
             return self.at_most(second, self.max_second_share, detail, meant=FURTHER_AHEAD, causes=[SHIFTED_TWICE])
+        if (back := before / positions) > self.max_second_share:
+            detail = f"{back:.1%} of {positions} positions have the token in front of them as their target"
+            return self.at_most(back, self.max_second_share, detail, meant=BACKWARDS, causes=[SHIFTED_BACK])
         detail = f"{share:.1%} of {positions} positions have their own input token as their target"
         detail += f"; none of {asked} rows attends to the next token" if asked and not seeing else ""
         return self.at_most(share, self.max_share, detail)

@@ -400,5 +400,8 @@ class SavedAsTrained(Check):
         if nothing_trained and (resting := max((w.resting for w in own), default=0)):
             words = f"{resting} tensors belong to an untrained adapter, and no trained tensor is saved"
             problems[words] = RESTING_SAVED
+        if nothing_trained and not problems and not all(w.tensors for w in seen):
+            told = {"an empty dictionary is saved, and no trained tensor": NOTHING_SAVED}
+            return self.unless(told, "", meant="it may be there for something else than the model")
         meant = COPY_OF_START if copied and len(problems) == 1 else ""
         return self.unless(problems, f"up to {max(w.trained for w in seen)} trained tensors in a file", meant=meant)

@@ -215,7 +215,7 @@ class _Trained:
             self._files.add(file)
         kind = tuple(map(bool, astuple(seen)))
         # adapters that are gone were taken off, or merged into a model that is another
-        told = seen.without_adapters or (moved and found) or (seen.own and not held and (moved or not now))
+        told = seen.without_adapters or (moved and found) or (not held and (moved or (seen.own and not now)))
         self._told[kind] += 1
         if told and self._told[kind] <= 2:  # checkpoints are all alike
             self.tell(seen)

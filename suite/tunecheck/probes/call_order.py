@@ -93,7 +93,7 @@ class CallOrderProbe(Probe[CallOrder]):
         hooks, model = self.hooks, session.model
         hooks.before(session.called, lambda *_: self._forward(model))
         hooks.optimizer_steps(self._on_step, self._on_stepped)
-        hooks.function(torch.autograd, "backward", before=self._look, after=self._on_backward)
+        hooks.backward(before=self._look, after=self._on_backward)
         hooks.function(torch.nn.utils, "clip_grad_norm_", before=self._look, after=self._on_clipped)
         hooks.function(torch.nn.utils, "clip_grad_value_", before=self._look, after=self._on_bounded)
         scaler = torch.amp.GradScaler

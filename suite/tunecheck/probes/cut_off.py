@@ -79,7 +79,7 @@ class CutOffProbe(Probe[CutOff]):
     def step_begin(self, session: Session, step: int, window: object) -> None:
         self._passes, self._looks_on = list[_Pass](), bool(self._idle) and step == AT_STEP
         if step == AT_STEP and session.processes == 1:
-            self.hooks.function(torch.autograd, "backward", before=self._differentiated)
+            self.hooks.backward(before=self._differentiated)
         if step < EARLY_STEPS:
             self.hooks.after(self._entry, self._returned, with_kwargs=True)
         self._results: list[tuple[str, torch.Tensor]] = []
@@ -183,7 +183,8 @@ class CutOffProbe(Probe[CutOff]):
             self.emit(CutOff(tensors=tensors, left_out=left_out, **more))
 
     def _called_since(self, names: set[str]) -> tuple[str, ...]:
-        found = {name for name in names & self._idle.keys() if _module_of(name) in self._called}
+        called = {*self._called, ""}  # the model itself is called in each step
+        found = {name for name in names & self._idle.keys() if _module_of(name) in called}
         return tuple(sorted(name for name in found if digest(self._idle[name]) == self._digests[name]))
 
 

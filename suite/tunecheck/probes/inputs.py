@@ -141,7 +141,7 @@ class StepInputsProbe(Probe[StepInputs | TokensLearned]):
 
     def step_begin(self, session: Session, step: int, window: Sequence[Batch]) -> None:
         self._window, self._early = window, step < EARLY_STEPS
-        self.hooks.function(torch.autograd, "backward", before=self._differentiated)
+        self.hooks.backward(before=self._differentiated)
 
     def _called(self, model: Any, args: Any, given: dict[str, Any]) -> None:
         """Note the rows that a model learns from, where a mask tells their tokens from padding."""

@@ -71,7 +71,7 @@ class PositionProbe(Probe[PositionGradients | RowsUsed]):
             return
         self._counts = Counter(padded=0)
         """By fields of PositionGradients."""
-        self._counted: list[tuple[int, int, int]] = []
+        self._counted: list[tuple[int, int, int, int]] = []
         """Of each pass the positions that tell, those that are asked for their own token, and for the second one."""
         self._at_padding = self._everywhere = 0.0
         self._shapes: set[torch.Size] = set()
@@ -112,7 +112,7 @@ class PositionProbe(Probe[PositionGradients | RowsUsed]):
         self._has_hooks = False
         """Whether the script's own code is called in the backward pass, so that no part of that is made twice."""
         self.hooks.function(torch.Tensor, "register_hook", before=self._hooked)
-        self.hooks.function(torch.autograd, "backward", before=partial(self._differentiated, ref(session.model)))
+        self.hooks.backward(before=partial(self._differentiated, ref(session.model)))
 
     def backward_end(self, session: Session, step: int) -> None:
         self.hooks.remove()
@@ -120,7 +120,7 @@ class PositionProbe(Probe[PositionGradients | RowsUsed]):
             return
         self._rows_read = []
         own_call = None if self._by_graph else self._own_call
-        raising, own, second = self._worst()
+        raising, own, second, before = self._worst()
         if own_call is not None and 2 * own > raising and not own_call.copies():
             raising = own = 0  # the model is to give back what it need not see
         if self._asked is not None:
@@ -138,6 +138,7 @@ class PositionProbe(Probe[PositionGradients | RowsUsed]):
             raising=raising,
             raising_own=own,
             raising_second=second,
+            raising_before=before,
             asked_for_next=self._ahead[0],
             seeing_next=self._ahead[1],
             **self._counts,
@@ -342,7 +343,7 @@ class PositionProbe(Probe[PositionGradients | RowsUsed]):
             self._look_behind(way, turned=self._turned)
             if (padding := self._padding_of(raised.call)) is not None:
                 self._add_norms(padding, raised.call.by_row(way.gradient))
-            self._counted.append((raised.telling, raised.own, raised.second))
+            self._counted.append(raised.counts)
             if raised.ask_for_next:
                 self._keep(raised.rows, padded.used(raised.call.by_row(way.gradient)))
             if self._looks_ahead and raised.ask_for_next:
@@ -457,18 +458,18 @@ class PositionProbe(Probe[PositionGradients | RowsUsed]):
         if found.call is self._own_call and found.ask_for_next:
             self._add_unseen(padded.tokens(found.rows, None), found.call.by_row(gradient))
             self._keep(found.rows, padded.used(found.call.by_row(gradient)))
-        self._counted.append((found.telling, found.own, found.second))
+        self._counted.append(found.counts)
         self._counts.update(found.masked)
         if self._looks_ahead and self._asked is None and found.ask_for_next and call.is_of_read:
             self._asked = found
 
-    def _worst(self) -> tuple[int, int, int]:
+    def _worst(self) -> tuple[int, int, int, int]:
         """Return what was counted in the pass with most positions that ask for a token they need not predict."""
         telling = [counts for counts in self._counted if counts[0] >= FEWEST_TELLING]
         if telling:
             return max(telling, key=lambda counts: max(counts[1:]) / counts[0])
-        raising, own, second = (sum(counts) for counts in zip((0, 0, 0), *self._counted, strict=True))
-        return raising, own, second
+        raising, own, second, before = (sum(counts) for counts in zip((0, 0, 0, 0), *self._counted, strict=True))
+        return raising, own, second, before
 
 
 def _rows_used(read: torch.Tensor, used: torch.Tensor, mask: torch.Tensor | None) -> list[Row]:

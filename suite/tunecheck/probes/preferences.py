@@ -62,7 +62,7 @@ class PreferenceProbe(Probe[PreferencesLearned]):
         """Rows of this step that are lowered, and those that are raised."""
         self._way = -1 if any(group.get("maximize") for group in session.optimizer.param_groups) else 1
         if step < EARLY_STEPS and session.answers_named is not None:
-            self.hooks.function(torch.autograd, "backward", before=self._differentiated)
+            self.hooks.backward(before=self._differentiated)
             for model in self._models:
                 self.hooks.after(model, self._returned, with_kwargs=True)
 

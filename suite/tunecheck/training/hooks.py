@@ -153,6 +153,15 @@ class Hooks(ExitStack):
 
         self.callback(stand_in(owner, name, tells))
 
+    def backward(self, *, before: Call = nothing, after: Call = nothing) -> None:
+        """Call these around every backward pass. One within another, as of a checkpoint, is a part of that."""
+        import torch
+
+        def outermost(call: Call) -> Call:
+            return lambda *args, **given: None if torch._C._current_graph_task_id() != -1 else call(*args, **given)
+
+        self.function(torch.autograd, "backward", before=outermost(before), after=outermost(after))
+
     def guarded(
         self, call: Call, *, returns: bool = False, within: Callable[[], AbstractContextManager[Any]] | None = None
     ) -> Call:

@@ -200,6 +200,8 @@ class PositionGradients(Record):
     """Those of them where it is the token that is read there."""
     raising_second: int = 0
     """Those of them where it is the one behind the next token, and another than that."""
+    raising_before: int = 0
+    """Those of them where it is the one in front of the token read there, and another than that."""
     asked_for_next: int = 0
     """Rows asked for the next token at one position, whose model was called again with another one there."""
     seeing_next: int = 0

@@ -151,7 +151,14 @@ class Raised:
         self.asked = telling & (raised == read[:, 1 :: self.every])
         second = read.roll(-2, dims=1)[:, : -1 : self.every]  # behind the last one stands the first one, by chance
         own, second = raised == read[:, : -1 : self.every], ~self.asked & (raised == second)
-        self.telling, self.own, self.second = (int((telling & places).sum()) for places in (telling, own, second))
+        before = ~(self.asked | own) & (raised == read.roll(1, dims=1)[:, : -1 : self.every])
+        at, own_token, one_later, one_before = (int((telling & each).sum()) for each in (telling, own, second, before))
+        self.telling, self.own, self.second, self.counts = (
+            at,
+            own_token,
+            one_later,
+            (at, own_token, one_later, one_before),
+        )
 
     def ahead(self, way: Scored | None = None) -> tuple[int, int]:
         """Return how many rows are asked for the next token at the position where most are, and how many see it.
