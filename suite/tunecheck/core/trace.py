@@ -236,7 +236,7 @@ class Trace:
         """
         seen = self.one(evidence.Census)
         chosen = not self.holds(Premise.SETTINGS_DECLARED) and self.run.lora is None and "?" not in seen.optimized
-        rest = chosen and 0 < seen.held_share < 0.5
+        rest = chosen and 0 < 2 * seen.held_parameters < seen.trainable_parameters
         return frozenset(seen.trainable).difference(seen.optimized) if rest else frozenset()
 
     @property

@@ -255,7 +255,6 @@ class CensusProbe(Probe[Census | LearntBeside]):
         matrices = [value for value in state if isinstance(value, torch.Tensor) and value.dim() > 0]
         everything = [*parameters.values(), *session.model.buffers(), *matrices]
         trained, optimized = dict(learning(session.model)), {id(p) for p, _ in held}
-        elements = sum(p.numel() for p in trained.values())
         frozen = [parameter for name, parameter in parameters.items() if name not in trained]
         sizes = [int(prod(p.quant_state.shape)) if is_packed(p) else p.numel() for p in parameters.values()]
         adam = [(*group["betas"], group["eps"]) if {"betas", "eps"} <= group.keys() else ("none",) for _, group in held]
@@ -267,8 +266,8 @@ class CensusProbe(Probe[Census | LearntBeside]):
             devices=counted(str(tensor.device) for tensor in everything),
             trainable_dtypes=counted(dtype_name(parameter.dtype) for parameter in trained.values()),
             frozen_dtypes=counted(dtype_name(parameter.dtype) for parameter in frozen),
-            trainable_parameters=elements,
-            held_share=sum(p.numel() for p in trained.values() if id(p) in optimized) / elements if elements else 1.0,
+            trainable_parameters=sum(p.numel() for p in trained.values()),
+            held_parameters=sum(p.numel() for p in trained.values() if id(p) in optimized),
             total_parameters=sum(sizes),
             expected_parameters=self._parameters,
             weight_decays=counted(group.get("weight_decay", 0) for _, group in held),

@@ -97,8 +97,8 @@ class Census(Record):
     frozen_dtypes: dict[str, int]
     """Tensors by dtype; packed 4-bit weights count as uint8."""
     trainable_parameters: int
-    held_share: float = 1.0
-    """Of their elements what the optimizer holds."""
+    held_parameters: int = 0
+    """Those of them that the optimizer holds."""
     total_parameters: int
     """Packed 4-bit weights count with their unpacked number; a tied tensor counts once."""
     expected_parameters: int | None = None
