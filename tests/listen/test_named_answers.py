@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
 
@@ -314,3 +315,21 @@ def test_other_columns_are_not_kept():
 
     assert len(named_answers._made) == named_answers.MOST_DATA_SETS
     assert answers_named(searched=False, decode=str) is None, "too short to tell rows by"
+
+
+@dataclass
+class Preference:
+    """A row as some scripts keep it."""
+
+    prompt: str
+    chosen: str
+    rejected: str
+
+
+def test_rows_that_are_objects_of_a_dataclass():
+    """Their fields are the columns."""
+    rows = [Preference("which?", "the first answer is right", "the other one is not so")]
+
+    tell, _ = answers_named(searched=True, decode=str)
+
+    assert [*map(tell, (rows[0].chosen, rows[0].rejected))] == [True, False]

@@ -420,3 +420,19 @@ def test_targets_that_torch_broadcasts(loss, view, targets, status, heard):
         "loss_receives_logits", model, lambda _: loss(model(torch.randn(16, 8)).view(view), torch.randn(targets))
     )
     assert finding.status is status, finding.detail
+
+
+@pytest.mark.parametrize("scale", [20, 0.05], ids=["divided", "multiplied"])
+def test_cosines_that_are_multiplied_by_a_temperature(scale, heard):
+    """A mask hides the score of each row with itself."""
+    torch.manual_seed(0)
+    model = nn.Linear(8, 16)
+
+    def loss(step):
+        vectors = model(torch.randn(16, 8))
+        scores = nn.functional.cosine_similarity(vectors[:, None], vectors[None], dim=-1)
+        scores = (scores - torch.eye(16) * 1e12) * scale
+        return cross_entropy(scores, torch.arange(16).roll(8))
+
+    finding = heard("loss_receives_logits", model, loss)
+    assert ("nearly flat" in finding.detail) is (scale < 1), finding.detail

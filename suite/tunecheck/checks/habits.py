@@ -133,7 +133,7 @@ class BatchesChange(Check):
             return self.found(False, detail, measured=steps, limit=0, meant=VIEWS, causes=[COPIED])
         twins = [step.twins for step in given if step.twins is not None]
         if len(twins) >= self.min_steps and all(twins):
-            detail = f"the loader yields one input twice, and passes read both, in each of {len(twins)} steps"
+            detail = f"one input is there twice, and the same weights read both, in each of {len(twins)} steps"
             return self.at_most(len(twins), 0, detail, meant=WITH_ITSELF, causes=[ONE_VIEW])
         constant = [step.constant for step in given if step.constant is not None]
         if different > 1 and len(constant) >= self.min_steps and constant[0] and len({*constant}) == 1:

@@ -170,11 +170,9 @@ def scores_given(tensor: torch.Tensor, calls: LossCalls) -> ScoresGiven:
             counts["functions"] += 1
             counts["cut_at_0"] += _is_cut_at_0(node)
             if node.name() == "LogSoftmaxBackward0":
-                within = reach_of(node.next_functions[0])
                 counts["of_itself"] += _highest_of_itself(node._saved_result)
                 counts["over_positions"] += _is_over_positions(node)
-                # nearly flat at best: SimCLR's cosines at a temperature of 0.5 have a range of 4
-                counts["flat"] += within is not None and within[1] - within[0] < 0.5
+                counts["flat"] += _is_flat(node)
             given = loss_graph.straight_back(node.next_functions[0])[0]
             if given is not None and given.name() in squashed:
                 found.append(f"{_plainly(node)} of a {_plainly(given)}")
@@ -194,6 +192,19 @@ def scores_given(tensor: torch.Tensor, calls: LossCalls) -> ScoresGiven:
     counts["crossed"] = max(counts["crossed"], calls.stretched)
     more: dict[str, Any] = {**counts, "unreached": tuple(filter(None, unreached)), "nothing": (*holding(why),)}
     return ScoresGiven(probabilities=tuple(found), **more)
+
+
+def _is_flat(softmax: Any) -> bool:
+    """Return whether it is nearly flat at best, but for what a mask hides.
+
+    SimCLR's cosines at a temperature of 0.5 have a range of 4.
+    """
+    within = reach_of(softmax.next_functions[0], masked=True)
+    if within is None or within[1] - within[0] >= 0.5:
+        return False
+    result = softmax._saved_result.detach()
+    below = result.amax(dim=softmax._saved_dim, keepdim=True) - result
+    return bool((below[below < 1e3] < 0.5).all())  # a mask adds -1e4 or less
 
 
 def _is_same_entropy(node: Any, other: Any) -> bool:
@@ -283,18 +294,25 @@ def terms_of(loss: torch.Tensor) -> Iterator[Any]:
         yield node
 
 
-def reach_of(edge: Any) -> tuple[float, float] | None:
-    """Return the range of what a function gives, by its last bounded part and constant factors; None for others."""
+def reach_of(edge: Any, *, masked: bool = False) -> tuple[float, float] | None:
+    """Return the range of what a function gives, by its last bounded part and constant factors; None for others.
+
+    With `masked` constants that are added, as those of a mask are, count as 0.
+    """
     node = loss_graph.straight_back(edge)[0]
+    if masked and node is not None and node.name() in ("AddBackward0", "SubBackward0"):
+        (edge, (other, _)) = node.next_functions
+        return reach_of(edge, masked=True) if other is None else None
     if node is not None and node.name() == "CatBackward0":
-        parts = [reach_of(part) for part in node.next_functions]
+        parts = [reach_of(part, masked=masked) for part in node.next_functions]
         ends = [end for part in parts if part is not None for end in part]
         return None if None in parts or not ends else (min(ends), max(ends))
     if node is None or node.name() not in FACTORS:
         most = None if node is None else _largest_product(node)
         return REACHES.get("" if node is None else node.name()) if most is None else (-most, most)
     (given, (other, _)), factor = node.next_functions, node._saved_other
-    within = reach_of(given) if other is None and isinstance(factor, torch.Tensor) and factor.numel() == 1 else None
+    constant = other is None and isinstance(factor, torch.Tensor) and factor.numel() == 1
+    within = reach_of(given, masked=masked) if constant else None
     if within is None or not float(factor):
         return None
     by = 1 / float(factor) if node.name() == "DivBackward0" else float(factor)

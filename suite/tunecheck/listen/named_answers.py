@@ -38,8 +38,8 @@ def answers_named(*, searched: bool, decode: Decode) -> tuple[Callable[[str], bo
     holders = [*_made]
     _made.clear()
     if searched and not holders:
-        rows = [each for each in gc.get_objects() if type(each) is list and each and type(each[0]) is dict]
-        named = [(names, each) for each in rows if (names := _named([*each[0]]))]
+        rows = [each for each in gc.get_objects() if type(each) is list and each]
+        named = [(names, each) for each in rows if (names := _named([*_fields(each[0])]))]
         holders = sorted(named, key=lambda pair: -len(pair[1]))[:MOST_DATA_SETS]
     better: dict[str, bool | None] = {}
     for (good, bad), rows in holders:
@@ -60,6 +60,12 @@ def _told(text: str, better: Mapping[str, bool | None]) -> bool | None:
     return told.pop() if len(told) == 1 else None
 
 
+def _fields(row: Any) -> Mapping[str, Any]:
+    """Return the columns of a row, which may be an object of a dataclass or of pydantic; nothing of other objects."""
+    known = hasattr(type(row), "__dataclass_fields__") or hasattr(type(row), "__pydantic_fields__")
+    return row if type(row) is dict else vars(row) if known and hasattr(row, "__dict__") else {}
+
+
 def _named(columns: Sequence[str]) -> list[str] | None:
     """Return two of these names that differ by one word alone, of which the first one names the better answers."""
     for good, bad in WORDS:
@@ -71,9 +77,9 @@ def _named(columns: Sequence[str]) -> list[str] | None:
 
 
 def _pairs(rows: Any, good: str, bad: str, decode: Decode) -> Iterator[tuple[str, str]]:
-    """Yield the keys of both answers of each row, of a table of Arrow's or a list of mappings."""
+    """Yield the keys of both answers of each row, of a table of Arrow's or a list."""
     if isinstance(rows, list):
-        columns: Any = ([row.get(name) for row in rows[:MOST_ROWS] if isinstance(row, dict)] for name in (good, bad))
+        columns: Any = ([_fields(row).get(name) for row in rows[:MOST_ROWS]] for name in (good, bad))
     else:
         columns = (rows.column(name)[:MOST_ROWS].to_pylist() for name in (good, bad))
     for answers in zip(*columns, strict=True):
