@@ -210,6 +210,12 @@ def regressed_by_share(model, batches):
     regressed(model, batches, 1 / len(batches))
 
 
+def of_pairs(model, batches):
+    """Two passes each, as of a chosen and a rejected answer."""
+    for good, bad in batches:
+        torch.nn.functional.softplus(model(bad).mean((1, 2)) - model(good).mean((1, 2))).mean().backward()
+
+
 def by_two_calls(model, batches):
     """Of what is real and what is not, as a GAN's critic has them."""
     (real, _), (made, _) = batches
@@ -230,6 +236,7 @@ def scaled_afterwards(model, batches):
         *((added_up, [""]), (averaged, ["the loop"]), (cleared, []), (of_one_pass, []), (of_another_kind, [])),
         *((over_tokens, [""]), (over_tokens_by_share, ["the loop"]), (by_a_mask, ["the loop"])),
         *((regressed, [""]), (regressed_by_share, ["the loop"]), (by_two_calls, []), (scaled_afterwards, [""])),
+        (of_pairs, [""]),
     ],
 )
 def test_a_loop_is_seen_to_divide_in_its_losses_graph(window, by, tmp_path):

@@ -201,7 +201,7 @@ class LoopSteps(StepMoments):
             # of losses whose gradients were cleared again, as those of a bad batch, nothing is left in the step
             self.losses = [tensor.detach()]
             self.window.append(self.unknown)
-            own_pass = self.forwards == len(self.window)
+            own_pass = self.forwards % len(self.window) == 0  # as many passes for each, as of two answers
         else:
             loss = loss_of(tensor, self.passes)
             own_pass = len(loss.passes) == 1
