@@ -77,6 +77,8 @@ MEANT = {
     ("rows_reach_loss", "tags one late"),
     ("rows_reach_loss", "tags counted by words"),
     ("no_target_leakage", "labels that are the tokens before"),
+    ("saved_as_trained", "an empty dictionary"),
+    ("saved_as_trained", "the base within adapters"),
     ("rows_reach_loss", "answers from their third token on"),
     ("rows_come_once", "one row alone, cut off"),
     ("loss_receives_logits", "rows against themselves"),
@@ -584,6 +586,8 @@ FAULTS = {
     },
     "saved_as_trained": {
         "an empty adapter": lambda: watched(written(tensors=0, trained=0)),
+        "an empty dictionary": lambda: watched(written(own=False, tensors=0, trained=0)),
+        "the base within adapters": lambda: watched(written(wrapped=4)),
         "A under the name of B": lambda: watched(written(misnamed=(f"{LORA_B[0]} of {LORA_A[0]}",))),
         "an adapter that was just made": lambda: watched(written(), written(trained=0, other=8, blank=True)),
         "an adapter from before": lambda: watched(written(), written(trained=0, earlier=LORA_B)),

@@ -472,3 +472,23 @@ def test_a_trainer_keeps_the_best_checkpoint(greater, tmp_path):
 
     told = [finding.detail for finding in row.suspected if finding.check == "saved_as_trained"]
     assert told == ["the checkpoint with the highest loss counts as the best"] * bool(greater)
+
+
+def test_a_file_with_nothing_in_it_is_told(heard):
+    """As where a filter over names keeps none."""
+    model, records = heard
+    learn(model)
+    saves.written({}, "adapter.pt")
+
+    assert [(seen.own, seen.tensors) for seen in records] == [(False, 0)]
+
+
+def test_a_base_that_is_saved_within_its_adapters_is_told(heard):
+    """save_pretrained writes the names that the layers have there; a checkpoint of the script's own may."""
+    model, records = heard
+    learn(model)
+    state = {**taken(model), "layer.base_layer.weight": torch.zeros(3, 4)}
+    saves.written(state, "checkpoint.pt")
+    model.save_pretrained(state)
+
+    assert [seen.wrapped for seen in records] == [0, 1]

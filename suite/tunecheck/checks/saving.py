@@ -327,6 +327,7 @@ NEVER_UPDATED = "An average is never updated, or the base is loaded again and sa
 OTHER_SAVED = "A teacher, or another model, is saved in place of the trained one."
 SWAPPED = "Copy and paste gave a tensor's name to another one."
 PART_SAVED = "The optimizer trains a body and its head, and only one of the two is saved."
+WRAPPED = "The base is saved while adapters are around its layers: save the adapters, or what merge_and_unload returns."
 ADAPTERS_ALONE = "Adapters are saved alone, and the base, which is not frozen, learns beside them."
 
 
@@ -340,7 +341,7 @@ class SavedAsTrained(Check):
 
     needs = frozenset({"user_code"})
     meaning = f"""{NOTHING_SAVED} {START_SAVED} {SAVED_FIRST} {FRESH_SAVED} {NEVER_UPDATED} {OTHER_SAVED} {PART_SAVED}
-    {ADAPTERS_ALONE} {SWAPPED} {WORST_KEPT} {BASE_SAVED} {RESTING_SAVED}"""
+    {ADAPTERS_ALONE} {WRAPPED} {SWAPPED} {WORST_KEPT} {BASE_SAVED} {RESTING_SAVED}"""
     remedy = """Save the model without a state_dict of your own, or build it after training. Save what
     merge_and_unload returns. Call set_adapter before training. Compare the file with model.state_dict()."""
 
@@ -400,6 +401,9 @@ class SavedAsTrained(Check):
         if nothing_trained and (resting := max((w.resting for w in own), default=0)):
             words = f"{resting} tensors belong to an untrained adapter, and no trained tensor is saved"
             problems[words] = RESTING_SAVED
+        if not problems and (wrapped := max(w.wrapped for w in seen)):
+            told = {f"{wrapped} tensors of a folder have names within adapters: from_pretrained finds none": WRAPPED}
+            return self.unless(told, "", meant="who reads the folder may first put the adapters around the base")
         if nothing_trained and not problems and not all(w.tensors for w in seen):
             told = {"an empty dictionary is saved, and no trained tensor": NOTHING_SAVED}
             return self.unless(told, "", meant="it may be there for something else than the model")

@@ -204,6 +204,7 @@ class _Trained:
             misnamed=tuple(f"{name} of {other}" for name, other in wrong if other and values[name] != values[other]),
             # a reference beside the trained one, as TRL's DPO keeps it, is the model's own
             blank=bool(ends) and not any(bool(tensor.any()) for tensor in ends) and not matrices <= present,
+            wrapped=sum(".base_layer." in name for name in held) if any(True for _ in _running()) else 0,
             # few are no sign: a merge may change none
             without_adapters=of_base if 2 * of_base > len(self._base) else 0,
         )
