@@ -10,6 +10,7 @@ from tunecheck.core.row_spans import LABELS_SHIFTED, label_problem
 from tunecheck.probes.reference.given import (
     Row,
     answers_shown,
+    begun_astray,
     begun_late,
     end_tokens,
     padded_before,
@@ -296,3 +297,29 @@ def test_answers_that_are_learned_from_behind_their_beginning(late, template, ro
         begun.add(Row(ids, [IGNORED] * prompt + ids[prompt:], [1] * len(ids)).before_answer)
     assert begun_late(begun) == found
     assert not Row(ids, [IGNORED] * len(ids), [1] * len(ids)).before_answer
+
+
+@pytest.mark.parametrize(
+    ("learned_from", "found"),
+    [
+        (lambda at, begins, size: begins, 0),
+        (lambda at, begins, size: begins - 2, 0),
+        (lambda at, begins, size: 3 + size, 11),
+        (lambda at, begins, size: begins + 2 + at % 3, 0),
+        (lambda at, begins, size: begins if at % 4 else 3 + size, 0),
+    ],
+    ids=["behind the template", "within it", "by the answer's length", "always later", "some rows"],
+)
+def test_answers_that_begin_on_both_sides_of_a_templates_end(learned_from, found):
+    """A length that is another one's has nothing to do with where the template ends."""
+    rows = []
+    for at in range(12):
+        question, answer = (
+            [*range(100 + 40 * at, 112 + 40 * at + at)],
+            [*range(1000 + 40 * at, 1024 + 40 * at - 2 * at)],
+        )
+        ids = [BOS, *question, 7, 8, 9, *answer, EOS]
+        start = learned_from(at, len(question) + 4, len(answer))
+        rows.append((tuple(ids[:start]), tuple(ids[start:])))
+    assert begun_astray(rows) == found
+    assert not begun_astray(rows[:4])

@@ -30,6 +30,11 @@ DOUBTFUL = {
         "a task may be to repeat what is given",
         "The prompt is made of the field that holds the answer.",
     ),
+    "begun_astray": (
+        "answers begin before the end of a template, or behind it, each at another distance",
+        "a text may be learned from the middle on",
+        "Another length is taken for the prompt's, as that of the answer, or of its characters.",
+    ),
     "users_learned": (
         "rows have the user's turns supervised, and the text before them or assistant turns masked",
         "a model may be trained to write as a user does",

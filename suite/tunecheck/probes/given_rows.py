@@ -137,6 +137,7 @@ class GivenRowsProbe(Probe[Window | RowsGiven | RowSpans | BaseTokens]):
             positions_from=min(self._first_positions, default=0),
             begun_late=given.begun_late(self._before_answers),
             answers_shown=given.answers_shown(self._answered),
+            begun_astray=given.begun_astray(self._answered),
             **self._counts,
             expected={key: tuple(texts) for key, texts in self._unmet.items()},
         )

@@ -127,6 +127,7 @@ class RowsGiven(Record):
     begun_late: int = 0
     """Tokens by which all answers begin behind what stands in front of each, as the end of a template does."""
     answers_shown: int = 0
+    begun_astray: int = 0
     padding_ends: int = 0
     expected: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Expectation of the learned text to what rows learn that do not meet it; only those that could be compared."""

@@ -207,6 +207,33 @@ def answers_shown(rows: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> in
     return len(rows) if len({*rows}) > 1 and set.intersection(*places) else 0
 
 
+def begun_astray(rows: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> int:
+    """Return how many answers begin away from the end of a template that others begin on the other side of.
+
+    A piece of it stands in each row once. Answers that begin rightly stand behind one such piece at one distance.
+    """
+    places = [_places_of_pieces(prompt + answer) for prompt, answer in {*rows}]
+    starts = [len(prompt) for prompt, _ in {*rows}]
+    astray = 0
+    for piece in set[tuple[int, ...]].intersection(*map(set, places)) if len(places) >= FEWEST_ROWS else ():
+        apart = [start - found[piece] - TEMPLATE_END for start, found in zip(starts, places, strict=True)]
+        (_, alike), sides = (
+            Counter(apart).most_common(1)[0],
+            [sum(by < -1 for by in apart), sum(by > 1 for by in apart)],
+        )
+        if 2 * alike > len(apart):
+            return 0
+        astray = max(astray, sum(sides) if min(sides) >= FEWEST_RUNS else 0)
+    return astray
+
+
+def _places_of_pieces(tokens: Sequence[int]) -> dict[tuple[int, ...], int]:
+    """Return the pieces as long as the end of a template that a row holds once, and where."""
+    pieces = [tuple(tokens[at : at + TEMPLATE_END]) for at in range(len(tokens) - TEMPLATE_END + 1)]
+    times = Counter(pieces)
+    return {piece: at for at, piece in enumerate(pieces) if times[piece] == 1}
+
+
 def begun_late(before: Collection[tuple[int, ...]]) -> int:
     """Return how many tokens behind the end of a template all answers begin; 0 where they begin with it, or without.
 
