@@ -206,6 +206,7 @@ class LossNormalisedOverAccumulation(Check):
         required(not again, "the passes of a step are over the same rows, as in adversarial training")
         detail = f"{several} micro-batches per step, divided by {seen[0].by or 'nothing: their losses are summed'}"
         declared = trace.run.training.gradient_accumulation_steps > 1
-        meant = "" if declared or all(map(trace.holds, ONE_MEAN)) else SUM_MEANT
+        one_mean = all(map(trace.holds, ONE_MEAN)) and seen[0].passes == 1
+        meant = "" if declared or one_mean else SUM_MEANT
         causes = [SUMMED_IN_LOOP * (not trace.holds(Premise.STEP_DECLARED))]
         return self.at_most(1 if seen[0].by else several, 1, detail, meant=meant, causes=causes)

@@ -83,13 +83,18 @@ class LoopDivision:
 
     def __init__(self) -> None:
         self._factors: list[float | None] = []
+        self._passes = 0
         self._calls = set[tuple[Any, ...]]()
         self._windows: list[tuple[int, set[float | None]]] = []
 
-    def differentiates(self, tensor: torch.Tensor, model: Any, own_pass: bool) -> None:
-        """Note the factor of this loss's mean; None for another kind of loss, or gradients that are not added."""
+    def differentiates(self, tensor: torch.Tensor, model: Any, passes: int) -> None:
+        """Note the factor of the mean of this loss, which has so many passes of its own.
+
+        None for another kind of loss, or gradients that are not added.
+        """
+        self._passes = max(self._passes, passes)
         added = any(p.grad is not None and bool(p.grad.any()) for p in model.parameters())
-        self._factors.append(factor_of_mean(tensor) if own_pass and added == bool(self._factors) else None)
+        self._factors.append(factor_of_mean(tensor) if passes and added == bool(self._factors) else None)
         self._calls.add(tuple((frame.f_code, line) for frame, line in walk_stack(None)))
 
     def divided(self) -> list[LossDivided]:
@@ -102,7 +107,7 @@ class LoopDivision:
         alike = len(self._calls) == 1 < several and self._windows == 2 * self._windows[-1:]
         self._factors, self._calls = [], set()
         if alike and counted in ({1.0}, {round(1 / several, 4)}):
-            return [LossDivided(micro_batches=several, by="the loop" * (counted != {1.0}))]
+            return [LossDivided(micro_batches=several, by="the loop" * (counted != {1.0}), passes=self._passes)]
         return []
 
 

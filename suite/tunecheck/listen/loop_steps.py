@@ -201,10 +201,11 @@ class LoopSteps(StepMoments):
             # of losses whose gradients were cleared again, as those of a bad batch, nothing is left in the step
             self.losses = [tensor.detach()]
             self.window.append(self.unknown)
-            own_pass = self.forwards % len(self.window) == 0  # as many passes for each, as of two answers
+            # as many for each, as of two answers
+            passes = 0 if self.forwards % len(self.window) else self.forwards // len(self.window)
         else:
             loss = loss_of(tensor, self.passes)
-            own_pass = len(loss.passes) == 1
+            passes = len(loss.passes)
             self.losses.append(tensor.detach())
             self.factors.append(loss.factor(tensor))
             for each in loss.passes:
@@ -213,7 +214,7 @@ class LoopSteps(StepMoments):
                 self.left_open |= left_open
             self.passes = [each for each in self.passes if each not in loss.passes]
         if self.division is not None:
-            self.division.differentiates(tensor, self.model, own_pass)
+            self.division.differentiates(tensor, self.model, passes)
 
     def _repeats(self) -> float:
         """Return how far rounding has ratios of likelihoods in two passes be from 1; 0 where the model draws anew."""

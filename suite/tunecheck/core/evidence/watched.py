@@ -217,6 +217,8 @@ class LossDivided(Record):
     """The Trainer, compute_loss or the loop; empty where nobody does."""
     uneven: bool = False
     """Whether the micro-batches of the window count differently, and not by their supervised tokens."""
+    passes: int = 1
+    """Of each loss, the most: of a pair of answers there are two."""
 
 
 class WorkerBatches(Record):
