@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property
@@ -139,18 +140,23 @@ class TierSession:
         cap, gpu = self.vram_cap_bytes, bool(self.hardware.visible_gpus)
         if not self.in_process and any(obstacle(run, self.hardware, vram_cap_bytes=cap) is None for run in runs):
             fork_server.warm_up(gpu)
+            if not self._is_worker:  # which leaves the report to another
+                from tunecheck.report import page, terminal  # noqa: F401 - while the fork server imports, too
+
+                page.template("page.html.jinja")
 
     def close(self, *, interrupted: bool) -> Report | None:
         """Write and return the report; None, with nothing written, for a worker, and where no run was reached."""
-        fork_server.cool_down()
-        if self._is_worker:
-            return None
-        if not (runs := self.rows.all()):
-            with suppress(OSError):  # nothing is in it: an unknown marker, an interrupt before the first run
-                self.folder.rmdir()
-            return None
-        report = self._reported(runs, interrupted=interrupted, environment=self._environment)
-        return written(self._compared(report), self.folder)
+        with ThreadPoolExecutor(1) as cooling:  # its memory goes while the report is written
+            cooling.submit(fork_server.cool_down)
+            if self._is_worker:
+                return None
+            if not (runs := self.rows.all()):
+                with suppress(OSError):  # nothing is in it: an unknown marker, an interrupt before the first run
+                    self.folder.rmdir()
+                return None
+            report = self._reported(runs, interrupted=interrupted, environment=self._environment)
+            return written(self._compared(report), self.folder)
 
     def _compared(self, report: Report) -> Report:
         """Return the report with its figures compared to previous sessions; a broken history costs no verdict."""
