@@ -1141,3 +1141,26 @@ def test_passes_within_a_backward_pass_are_a_part_of_it(cleared, tmp_path):
 
     assert finding.status is (Status.FAILED if cleared else Status.PASSED), finding.detail
     assert "edit" not in finding.detail
+
+
+class Graph(nn.Module):
+    """Passes what its nodes hold along edges that are given as a sparse matrix."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(8, 16), nn.Linear(16, 3)
+
+    def forward(self, nodes, edges):
+        """Return scores of three classes for each node."""
+        return self.last(torch.sparse.mm(edges, self.first(nodes)).relu())
+
+
+def test_inputs_may_be_sparse(tmp_path):
+    """Their numbers lie elsewhere, and have no rows."""
+
+    def step(model):
+        edges = (torch.rand(12, 12) > 0.5).float().to_sparse()
+        return cross_entropy(model(torch.randn(12, 8), edges), torch.arange(12) % 3)
+
+    assert judged("batches_change", tmp_path, Graph(), step).status is Status.PASSED

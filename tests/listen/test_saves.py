@@ -492,3 +492,21 @@ def test_a_base_that_is_saved_within_its_adapters_is_told(heard):
     model.save_pretrained(state)
 
     assert [seen.wrapped for seen in records] == [0, 1]
+
+
+class Adapters(torch.nn.Module):
+    """Saves itself as peft's models do."""
+
+    def save_pretrained(self, state):
+        """As libraries have it."""
+        saves.written(state)
+
+
+def test_peft_may_write_the_base_of_an_adapted_embedding(heard, monkeypatch):
+    """It reads these names."""
+    model, records = heard
+    learn(model)
+    monkeypatch.setattr(Adapters, "__module__", "peft.peft_model")
+    Adapters().save_pretrained({**taken(model), "layer.base_layer.weight": torch.zeros(3, 4)})
+
+    assert [seen.wrapped for seen in records] == [0]

@@ -332,7 +332,8 @@ class TrainableMoved(Check):
             limit = 0.0
         seen = trace.one(evidence.Movement)
         rest = trace.uncalled.difference(seen.idle)  # which need not learn
-        seen = replace(seen, unmoved=tuple(name for name in seen.unmoved if name not in rest | trace.left_out))
+        excused = rest | trace.left_out
+        seen = replace(seen, unmoved=tuple(name for name in seen.unmoved if name not in excused))
         wanted = len(trace.one(evidence.Census).expected_trainable)
         moving = sum(step.applied and step.learning_rate > 0 for step in trace.steps)
         why = "step was applied with a learning rate above zero"

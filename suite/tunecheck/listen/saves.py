@@ -204,7 +204,7 @@ class _Trained:
             misnamed=tuple(f"{name} of {other}" for name, other in wrong if other and values[name] != values[other]),
             # a reference beside the trained one, as TRL's DPO keeps it, is the model's own
             blank=bool(ends) and not any(bool(tensor.any()) for tensor in ends) and not matrices <= present,
-            wrapped=sum(".base_layer." in name for name in held) if any(True for _ in _running()) else 0,
+            wrapped=sum(".base_layer." in name for name in held) if _is_saved_plainly() else 0,
             # few are no sign: a merge may change none
             without_adapters=of_base if 2 * of_base > len(self._base) else 0,
         )
@@ -246,6 +246,12 @@ def tensors_of(thing: Any, depth: int = 4) -> Iterator[tuple[str, torch.Tensor]]
                 yield str(name), held
             else:
                 yield from ((f"{name}.{inner}", tensor) for inner, tensor in tensors_of(held, depth - 1))
+
+
+def _is_saved_plainly() -> bool:
+    """Return whether save_pretrained runs, and not peft's: that may write the base of an adapted embedding, too."""
+    savers = [type(saver.get("self")).__module__ for saver in _running()]
+    return bool(savers) and not any(name.startswith("peft.") for name in savers)
 
 
 def _running(function: str = "save_pretrained") -> Iterator[dict[str, Any]]:

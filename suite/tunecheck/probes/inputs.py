@@ -4,7 +4,7 @@ import sys
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, combinations, groupby, islice, takewhile
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch.nn.modules.conv import _ConvNd
@@ -171,8 +171,10 @@ class StepInputsProbe(Probe[StepInputs | TokensLearned]):
     def _multiplied(self, _layer: Any, args: Any) -> None:
         """Note how large the numbers of an input are that a layer multiplies as they are."""
         read = next(iter(args), None)
+        if not _has_rows(read) or read.requires_grad:  # what it reads is computed
+            return
         given = {held.untyped_storage().data_ptr() for held in self._held if held.is_floating_point()}
-        if isinstance(read, torch.Tensor) and read.numel() and read.untyped_storage().data_ptr() in given:
+        if read.untyped_storage().data_ptr() in given:
             self._sizes.append(torch.linalg.vector_norm(read.detach(), dtype=torch.float32) / read.numel() ** 0.5)
 
     def _returned(self, _model: Any, _args: Any, out: Any) -> None:
@@ -305,8 +307,10 @@ def _is_part(target: list[int], source: list[int]) -> bool:
     return at is not None and size >= FEWEST_TOKENS and (at <= FEWEST_TOKENS or 2 * size >= len(source))
 
 
-def _has_rows(held: Any) -> bool:
-    return isinstance(held, torch.Tensor) and held.ndim > 0 and len(held) >= FEWEST_ROWS and held.numel() > 0
+def _has_rows(held: Any) -> TypeGuard[torch.Tensor]:
+    if not isinstance(held, torch.Tensor) or held.layout is not torch.strided:  # a graph's edges may be sparse
+        return False
+    return held.ndim > 0 and len(held) >= FEWEST_ROWS and held.numel() > 0
 
 
 def _constant_of(inputs: Mapping[str, Any]) -> str | None:

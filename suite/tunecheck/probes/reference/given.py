@@ -212,11 +212,15 @@ def begun_astray(rows: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> int
 
     A piece of it stands in each row once. Answers that begin rightly stand behind one such piece at one distance.
     """
-    places = [_places_of_pieces(prompt + answer) for prompt, answer in {*rows}]
-    starts = [len(prompt) for prompt, _ in {*rows}]
-    astray = 0
-    for piece in set[tuple[int, ...]].intersection(*map(set, places)) if len(places) >= FEWEST_ROWS else ():
-        apart = [start - found[piece] - TEMPLATE_END for start, found in zip(starts, places, strict=True)]
+    different, astray = [*dict.fromkeys(rows)], 0
+    texts = [prompt + answer for prompt, answer in different]
+    pieces = {*_pieces_of(texts[0])} if len(texts) >= FEWEST_ROWS else set()
+    for text in texts:  # of rows without a template nothing is left after a few
+        times = Counter(piece for piece in _pieces_of(text) if piece in pieces) if pieces else Counter()
+        pieces = {piece for piece, number in times.items() if number == 1}
+    for piece in pieces:
+        ends = [next(at for at, each in enumerate(_pieces_of(text)) if each == piece) + TEMPLATE_END for text in texts]
+        apart = [len(prompt) - end for (prompt, _), end in zip(different, ends, strict=True)]
         (_, alike), sides = (
             Counter(apart).most_common(1)[0],
             [sum(by < -1 for by in apart), sum(by > 1 for by in apart)],
@@ -227,11 +231,9 @@ def begun_astray(rows: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> int
     return astray
 
 
-def _places_of_pieces(tokens: Sequence[int]) -> dict[tuple[int, ...], int]:
-    """Return the pieces as long as the end of a template that a row holds once, and where."""
-    pieces = [tuple(tokens[at : at + TEMPLATE_END]) for at in range(len(tokens) - TEMPLATE_END + 1)]
-    times = Counter(pieces)
-    return {piece: at for at, piece in enumerate(pieces) if times[piece] == 1}
+def _pieces_of(tokens: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Yield the pieces of a row that are as long as the end of a template."""
+    return zip(*(tokens[at:] for at in range(TEMPLATE_END)), strict=False)
 
 
 def begun_late(before: Collection[tuple[int, ...]]) -> int:
