@@ -6,7 +6,7 @@ premise, and suspects with a presumed one.
 """
 
 from collections.abc import Mapping, Sequence
-from enum import StrEnum
+from enum import StrEnum, auto
 from typing import TypeVar
 
 from tunecheck.core.frozen import Frozen
@@ -44,122 +44,70 @@ OF_THE_RUN = Fact(source=Source.EXPECTED, where="the run's configuration")
 class Premise(StrEnum):
     """A premise, in the order in which open ones are reported."""
 
-    CAUSAL_LM = "causal_lm"
-    """Rows and loss are those of a causal language model on its own tokens."""
-    PRETRAINED = "pretrained"
-    """The weights are pretrained. With random weights nothing is judged."""
-    ROWS_FOLLOWED = "rows_followed"
-    """The attention mask only separates documents and hides padding."""
-    POSITIONS_FOLLOWED = "positions_followed"
-    """Four-dimensional masks define which positions attend to each other."""
-    LABELS_KNOWN = "labels_known"
-    """The labels are an input of the model, or part of the loss's graph."""
-    END_KNOWN = "end_known"
-    """The tokenizer or the model's configuration names the end token."""
-    EVERY_ROW_SEEN = "every_row_seen"
-    """One process sees all rows of a step."""
-    ROWS_DRAWN_ONCE = "rows_drawn_once"
-    """The sampler yields each row once per epoch."""
-    LOSS_DECLARED = "loss_declared"
-    """The library computes the loss, or --expect declares its equal."""
-    TOKEN_MEAN_LOSS = "token_mean_loss"
-    """The loss is the mean over supervised tokens, without further terms."""
-    LOSS_UNSMOOTHED = "loss_unsmoothed"
-    """Labels are not smoothed."""
-    LOSS_UNSCALED = "loss_unscaled"
-    """Loss and gradients contain no GradScaler factor, or its unscaling is recorded."""
-    LOSS_REPEATABLE = "loss_repeatable"
-    """A second pass over the same rows returns the same loss."""
-    FORWARD_REPEATABLE = "forward_repeatable"
-    """The forward pass computes the model's function, without noise from the script."""
-    GRADIENT_BY_FORWARD = "gradient_by_forward"
-    """Every gradient comes from the model's forward pass."""
-    GRADIENT_SUMMED = "gradient_summed"
-    """The gradient is the sum over the step's micro-batches."""
-    GRADIENT_WHOLE = "gradient_whole"
-    """The full gradient exists between the backward pass and the optimizer step."""
-    GRADIENTS_CLEARED_BEFORE = "gradients_cleared_before"
-    """Gradients are cleared before a forward pass."""
-    CLIPPED_WHOLE = "clipped_whole"
-    """Clipping uses the norm of all gradients together."""
-    NORM_REPORTED = "norm_reported"
-    """The trainer reports the gradient's norm."""
-    LOSS_REPORTED = "loss_reported"
-    """The trainer reports the loss."""
-    TOKENS_REPORTED = "tokens_reported"
-    """The trainer reports the number of supervised tokens."""
-    TRAINED_SET_DECLARED = "trained_set_declared"
-    """The objects or --expect declare which tensors are trained."""
-    COUNT_DECLARED = "count_declared"
-    """The declaration determines the number of trained parameters."""
-    ADAPTERS_ENUMERATED = "adapters_enumerated"
-    """The configuration determines every adapter's name and shape."""
-    ADAPTERS_FRESH = "adapters_fresh"
-    """peft created the adapters with its default initialisation, and they are untrained."""
-    BASE_FROM_FILE = "base_from_file"
-    """The base's weights come from a known safetensors file."""
-    BASE_PLAIN = "base_plain"
-    """The base's weights are plain tensors, or bitsandbytes' 4-bit ones."""
-    BASE_UNWRITTEN = "base_unwritten"
-    """The script's own code does not write to frozen tensors."""
-    TRAINED_UNWRITTEN = "trained_unwritten"
-    """Only the optimizer writes to trained tensors."""
-    UPDATE_RULE_KNOWN = "update_rule_known"
-    """The optimizer is AdamW, and its settings and state are known."""
-    GROUPS_DECLARED = "groups_declared"
-    """The configured weight decay of each tensor is known."""
-    SCHEDULE_KNOWN = "schedule_known"
-    """The learning rate of each step has a closed form."""
-    ARCHITECTURE_KNOWN = "architecture_known"
-    """The model computes its class's function of the configuration."""
-    ATTENTION_DECLARED = "attention_declared"
-    """The configuration selects the attention kernels."""
-    CHECKPOINTING_DECLARED = "checkpointing_declared"
-    """The arguments declare gradient checkpointing, and the layers are known."""
-    DTYPES_DECLARED = "dtypes_declared"
-    """The dtype of each part is declared."""
-    DEVICE_DECLARED = "device_declared"
-    """The device of the model is declared."""
-    FILES_WRITTEN_HERE = "files_written_here"
-    """This process saves the files."""
-    REPEATED = "repeated"
-    """The training ran a second time."""
-    RESUMED = "resumed"
-    """The training was resumed from a checkpoint of itself."""
-    STEP_DECLARED = "step_declared"
+    CAUSAL_LM = auto()  # Rows and loss are those of a causal language model on its own tokens.
+    PRETRAINED = auto()  # The weights are pretrained. With random weights nothing is judged.
+    ROWS_FOLLOWED = auto()  # The attention mask only separates documents and hides padding.
+    POSITIONS_FOLLOWED = auto()  # Four-dimensional masks define which positions attend to each other.
+    LABELS_KNOWN = auto()  # The labels are an input of the model, or part of the loss's graph.
+    END_KNOWN = auto()  # The tokenizer or the model's configuration names the end token.
+    EVERY_ROW_SEEN = auto()  # One process sees all rows of a step.
+    ROWS_DRAWN_ONCE = auto()  # The sampler yields each row once per epoch.
+    LOSS_DECLARED = auto()  # The library computes the loss, or --expect declares its equal.
+    TOKEN_MEAN_LOSS = auto()  # The loss is the mean over supervised tokens, without further terms.
+    LOSS_UNSMOOTHED = auto()  # Labels are not smoothed.
+    LOSS_UNSCALED = auto()  # Loss and gradients contain no GradScaler factor, or its unscaling is recorded.
+    LOSS_REPEATABLE = auto()  # A second pass over the same rows returns the same loss.
+    FORWARD_REPEATABLE = auto()  # The forward pass computes the model's function, without noise from the script.
+    GRADIENT_BY_FORWARD = auto()  # Every gradient comes from the model's forward pass.
+    GRADIENT_SUMMED = auto()  # The gradient is the sum over the step's micro-batches.
+    GRADIENT_WHOLE = auto()  # The full gradient exists between the backward pass and the optimizer step.
+    GRADIENTS_CLEARED_BEFORE = auto()  # Gradients are cleared before a forward pass.
+    CLIPPED_WHOLE = auto()  # Clipping uses the norm of all gradients together.
+    NORM_REPORTED = auto()  # The trainer reports the gradient's norm.
+    LOSS_REPORTED = auto()  # The trainer reports the loss.
+    TOKENS_REPORTED = auto()  # The trainer reports the number of supervised tokens.
+    TRAINED_SET_DECLARED = auto()  # The objects or --expect declare which tensors are trained.
+    COUNT_DECLARED = auto()  # The declaration determines the number of trained parameters.
+    ADAPTERS_ENUMERATED = auto()  # The configuration determines every adapter's name and shape.
+    ADAPTERS_FRESH = auto()  # peft created the adapters with its default initialisation, and they are untrained.
+    BASE_FROM_FILE = auto()  # The base's weights come from a known safetensors file.
+    BASE_PLAIN = auto()  # The base's weights are plain tensors, or bitsandbytes' 4-bit ones.
+    BASE_UNWRITTEN = auto()  # The script's own code does not write to frozen tensors.
+    TRAINED_UNWRITTEN = auto()  # Only the optimizer writes to trained tensors.
+    UPDATE_RULE_KNOWN = auto()  # The optimizer is AdamW, and its settings and state are known.
+    GROUPS_DECLARED = auto()  # The configured weight decay of each tensor is known.
+    SCHEDULE_KNOWN = auto()  # The learning rate of each step has a closed form.
+    ARCHITECTURE_KNOWN = auto()  # The model computes its class's function of the configuration.
+    ATTENTION_DECLARED = auto()  # The configuration selects the attention kernels.
+    CHECKPOINTING_DECLARED = auto()  # The arguments declare gradient checkpointing, and the layers are known.
+    DTYPES_DECLARED = auto()  # The dtype of each part is declared.
+    DEVICE_DECLARED = auto()  # The device of the model is declared.
+    FILES_WRITTEN_HERE = auto()  # This process saves the files.
+    REPEATED = auto()  # The training ran a second time.
+    RESUMED = auto()  # The training was resumed from a checkpoint of itself.
+    STEP_DECLARED = auto()
     """A trainer defines the step: its modes, its micro-batches, and what writes to gradients and weights within it."""
-    GRADIENTS_UNEDITED = "gradients_unedited"
-    """Between backward and optimizer only clipping and unscaling write to the gradients."""
-    WEIGHTS_STILL = "weights_still"
-    """The weights are the same in all passes of a step."""
-    MEAN_DECLARED = "mean_declared"
+    GRADIENTS_UNEDITED = auto()  # Between backward and optimizer only clipping and unscaling write to the gradients.
+    WEIGHTS_STILL = auto()  # The weights are the same in all passes of a step.
+    MEAN_DECLARED = auto()
     """A step's loss is declared as the mean over all its tokens, not as a mean of its micro-batches' means."""
-    SETTINGS_DECLARED = "settings_declared"
-    """Rates, decays and betas are declared beside the optimizer's own groups."""
-    OPTIMIZER_OF_TRAINED = "optimizer_of_trained"
-    """The optimizer is made of the trained tensors alone, and has no steps behind it."""
-    STEPS_DECLARED = "steps_declared"
-    """The number of steps is declared, and nothing ends the training before."""
-    EVERY_STEP_LEARNS = "every_step_learns"
+    SETTINGS_DECLARED = auto()  # Rates, decays and betas are declared beside the optimizer's own groups.
+    OPTIMIZER_OF_TRAINED = auto()  # The optimizer is made of the trained tensors alone, and has no steps behind it.
+    STEPS_DECLARED = auto()  # The number of steps is declared, and nothing ends the training before.
+    EVERY_STEP_LEARNS = auto()
     """The loss of every step has a gradient, and the steps together change what the model computes."""
-    GRADIENT_DUE = "gradient_due"
+    GRADIENT_DUE = auto()
     """Some step that was looked at has a gradient other than zero, or the objective must give it one."""
-    ONE_CALL_PER_BATCH = "one_call_per_batch"
-    """The loss calls the model once for each micro-batch."""
-    AVERAGED_EACH_STEP = "averaged_each_step"
-    """The ranks train one model, and average its gradients in every step."""
-    SEED_DECLARED = "seed_declared"
-    """One seed is declared for all that is drawn."""
-    SAVING_DECLARED = "saving_declared"
+    ONE_CALL_PER_BATCH = auto()  # The loss calls the model once for each micro-batch.
+    AVERAGED_EACH_STEP = auto()  # The ranks train one model, and average its gradients in every step.
+    SEED_DECLARED = auto()  # One seed is declared for all that is drawn.
+    SAVING_DECLARED = auto()
     """It is declared how adapters are saved: by all ranks together, with the base's folder, in their own dtype."""
-    STATE_DECLARED = "state_declared"
+    STATE_DECLARED = auto()
     """All that may keep tensors is known: no module counts in its buffers, no copy of the weights is kept."""
-    PRODUCTS_KNOWN = "products_known"
-    """Every trained weight belongs to a module with a known product."""
-    MERGED = "merged"
-    """The adapters are merged after the training."""
-    INTENT_DECLARED = "intent_declared"
-    """Whoever wrote the training says what it means: a broken convention is a mistake."""
+    PRODUCTS_KNOWN = auto()  # Every trained weight belongs to a module with a known product.
+    MERGED = auto()  # The adapters are merged after the training.
+    INTENT_DECLARED = auto()  # Whoever wrote the training says what it means: a broken convention is a mistake.
 
 
 ROWS_KNOWN = frozenset({Premise.CAUSAL_LM, Premise.ROWS_FOLLOWED, Premise.LABELS_KNOWN})
