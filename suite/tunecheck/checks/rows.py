@@ -1,21 +1,168 @@
-"""Rows as a training that is not ours is given them: mask, positions, micro-batches, and where answers end."""
+"""The rows that a training is given: split, template, order, masks and micro-batches, and whether they are whole."""
 
-import math
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Collection, Sequence
+from itertools import takewhile
 
 from tunecheck.core import evidence
-from tunecheck.core.check import Check, enough, required
+from tunecheck.core.check import Check, enough, required, some
+from tunecheck.core.errors import NotApplicable
 from tunecheck.core.finding import Finding
 from tunecheck.core.premises import ROWS_KNOWN, Premise
-from tunecheck.core.row_spans import ENOUGH, distinct
+from tunecheck.core.row_spans import ALIKE, ENOUGH, ROWS_OF_AN_ORDER, row_problems
 from tunecheck.core.trace import Trace
 
-ALIKE = 0.9
-"""Share of rows that have something in common which is then no accident."""
-PUNCTUATION = ".!?:;,\"')]}"
-"""What text ends in by itself, with no mark behind it."""
+
+class HeldoutIsDisjoint(Check):
+    """Held-out rows and training rows are disjoint, and each evaluation reads its own split.
+
+    Every token id also has a row in the embedding matrix.
+    """
+
+    needs = frozenset({"suite_rows"})
+    meaning = """The split was made after rows were repeated or mixed. The held-out loss then measures memorisation
+    alone."""
+    remedy = "Split before any other processing, by instruction rather than by row number."
+
+    def judge(self, trace: Trace) -> Finding:
+        seen = trace.one(evidence.DataSplit)
+        problems = [f"{len(seen.shared)} held-out rows are in training: {some(seen.shared)}"] if seen.shared else []
+        if seen.misplaced:
+            problems.append(f"evaluations use rows of another split, or other labels: {some(seen.misplaced)}")
+        if seen.largest_token_id >= seen.embedding_rows:
+            problems.append(f"token id {seen.largest_token_id} is beyond the embedding's {seen.embedding_rows} rows")
+        repeated = f" ({len(seen.duplicates)} repeat an earlier one)" if seen.duplicates else ""
+        detail = "; ".join(problems) or f"{seen.train_rows} training rows{repeated}, {seen.heldout_rows} held out"
+        return self.at_most(len(seen.shared) or len(problems), 0, detail, compared=seen.heldout_rows)
+
+
+class TokensMatchTemplate(Check):
+    """Every row is a data set row rendered by the chat template, with only the answer and its end token supervised."""
+
+    needs = frozenset({"suite_rows"})
+    meaning = """The collator shifts labels. The end token is masked together with padding. The template adds a second
+    start token. Prompt or padding is supervised. The answer is truncated."""
+    remedy = """Compare the example row in this finding with its source text. Leave the label shift to the loss. Mask
+    padding by the attention mask, not by the token id."""
+
+    def judge(self, trace: Trace) -> Finding:
+        windows = trace.all(evidence.Window)
+        rows = sum(len(window.rows) for window in windows)
+        problems = [*row_problems(windows)]
+        for seen in trace.records(evidence.TokensReplaced):
+            problems.append(f"step {seen.step}: the model reads tokens that no batch holds: {seen.read!r}")
+        return self.unless(problems, f"{rows} rows audited", compared=rows)
+
+
+MASKED = "Label masking removes answers or keeps prompts."
+OTHERS_COUNTED = "The trainer counts other tokens, which scales the loss and the gradient, or inflates throughput."
+FIRST_COUNTED = (
+    "The library counts the first label of each row, which no position predicts. Loss and gradient are a little too "
+    "small. Your script does not cause this: transformers 4.57 and 5.9 do so for every model, 5.23 for GPT2LMHeadModel "
+    "(huggingface/transformers#46204)."
+)
+BY_LIBRARY = "the library counts so for this class of models, and no line of the script does"
+
+
+class SupervisedTokens(Check):
+    """Every optimizer step supervises exactly the answer tokens of its rows, and the trainer reports that count."""
+
+    needs = ROWS_KNOWN | {Premise.EVERY_ROW_SEEN, Premise.TOKENS_REPORTED}
+    meaning = f"{MASKED} {OTHERS_COUNTED} {FIRST_COUNTED}"
+    remedy = """Compare the count with the number of answer tokens. If the library counts each row's first label, set
+    that label to -100 in the collator, or update the library."""
+
+    def judge(self, trace: Trace) -> Finding:
+        reported = {step.step: step for step in trace.steps}
+        problems = {}
+        for window in trace.all(evidence.Window):
+            if window.supervised_tokens != window.expected_supervised_tokens:
+                words = f"{window.supervised_tokens}, expected {window.expected_supervised_tokens}"
+                problems[f"step {window.step}: {words}"] = MASKED
+            elif (step := reported.get(window.step)) is not None:
+                if step.supervised_tokens != window.supervised_tokens:
+                    counted = f"{window.supervised_tokens}, the trainer counts {step.supervised_tokens}"
+                    first = trace.first_labels_counted(window.step) > 0
+                    counted += ", with each row's first label" if first else ""
+                    problems[f"step {window.step}: {counted}"] = FIRST_COUNTED if first else OTHERS_COUNTED
+                if step.tokens != window.tokens:
+                    counted = f"{window.tokens} tokens without padding, the trainer counts {step.tokens}"
+                    problems[f"step {window.step}: {counted}"] = OTHERS_COUNTED
+        total = sum(window.supervised_tokens for window in trace.all(evidence.Window))
+        if not total:
+            problems["0 supervised tokens in all: there is nothing to learn"] = MASKED
+        meant = BY_LIBRARY if {*problems.values()} == {FIRST_COUNTED} else ""
+        return self.unless(problems, f"{total} supervised tokens", most=3, meant=meant)
+
+
+class BatchesDiffer(Check):
+    """Every micro-batch of the first epoch is different, unless the data set repeats rows."""
+
+    needs = frozenset({"suite_rows"})
+    meaning = """The data loader restarts at each step, or a seed is reset. The model then memorises one batch, and its
+    loss falls fast."""
+    remedy = "Create the loader's iterator once, outside the training loop. Do not reseed inside the loop."
+
+    def judge(self, trace: Trace) -> Finding:
+        windows, seen = trace.all(evidence.Window), trace.one(evidence.DataSplit)
+        per_epoch = max(1, seen.train_rows // max(1, len({*windows[0].rows} - {"canary"})))
+        first_epoch = [window for window in windows if window.step < per_epoch]
+        digests = [digest for window in first_epoch for digest in window.digests]
+        required(len(digests) != 1, "only one micro-batch in the first epoch: it has no other to equal")
+        alike = len(digests) - len(set(digests))
+        prescribed = []  # rows of each micro-batch, each named by the first row of its content
+        for window in first_epoch:
+            due = [seen.duplicates.get(row, row) for row in window.expected_rows]
+            width = max(1, len(due) // max(1, len(window.digests)))
+            prescribed += [tuple(due[at : at + width]) for at in range(0, len(due), width)]
+        by_data = min(alike, len(prescribed) - len(set(prescribed)))
+        repeated = alike - by_data
+        detail = f"{len(digests)} micro-batches, {repeated} of them repeated"
+        if by_data:
+            detail += f"; {by_data} more repeat because the data set repeats their rows"
+        return self.at_most(repeated, 0, detail, compared=len(digests))
+
+
+class RowOrder(Check):
+    """Each optimizer step trains on the rows that the seed and the step number prescribe.
+
+    The rows come from the files that the trace names. Every row comes once per epoch, and each epoch has another order.
+    """
+
+    needs = frozenset({"suite_rows"})
+    meaning = """The order depends on more than the seed. Rows are skipped or repeated. A resume replays data. Another
+    file was read."""
+    remedy = "Derive the row order from the seed and the epoch alone."
+
+    def judge(self, trace: Trace) -> Finding:
+        windows, split, named = (
+            trace.all(evidence.Window),
+            trace.one(evidence.DataSplit),
+            trace.one(evidence.Dataset).sha256,
+        )
+        problem = _epochs(windows, split.train_rows)
+        if (read := split.dataset_sha256) != named:
+            problem = f"the files read have the digest {read[:12]}, those of the trace {named[:12]}"
+        detail = problem or f"{len(windows)} steps with the prescribed rows"
+        if wrong := [window for window in windows if window.rows != window.expected_rows]:
+            detail = f"step {wrong[0].step}: rows {some(wrong[0].rows)}, prescribed {some(wrong[0].expected_rows)}"
+        rows = sum(len(window.rows) for window in windows)
+        return self.at_most(len(wrong), 0, detail, problems=[problem] if problem else (), compared=rows)
+
+
+def _epochs(windows: list[evidence.Window], train_rows: int) -> str:
+    """Return what is wrong with the epochs, by their rows alone; empty when nothing is.
+
+    Only the windows before the first gap count: of a long run not all are audited.
+    """
+    audited = takewhile(lambda numbered: numbered[0] == numbered[1].step, enumerate(windows))
+    rows = [row for _, window in audited for row in window.rows if row != "canary"]
+    epochs = [rows[first : first + train_rows] for first in range(0, len(rows), max(1, train_rows))]
+    for number, epoch in enumerate(epochs):
+        if len(set(epoch)) != len(epoch):
+            return f"epoch {number}: {len(epoch) - len(set(epoch))} rows come more than once"
+    whole = [tuple(epoch) for epoch in epochs if len(epoch) == train_rows >= ROWS_OF_AN_ORDER]
+    return "two epochs have the same order" if len(set(whole)) != len(whole) else ""
 
 
 BEGIN_LATER = "Positions are counted from 1, or padding on the left is counted, too."
@@ -48,133 +195,6 @@ class MaskAndPositions(Check):
         return self.unless(told, f"{rows} rows, all fully attended to", compared=rows)
 
 
-NO_END = (
-    "The template, the formatting function or the collator adds no end token. Generation then runs to its length limit."
-)
-NO_HEADER = "The rows lack the mark of the assistant's turn that apply_chat_template writes. Generation begins with it."
-CUT_ALIKE = "Answers are cut off at a number of tokens, and their end tokens with them."
-FIXED_WIDTH = "answers of one length, such as numbers of a fixed width, need no end"
-OTHER_FORM = "a model may be taught another form of chat than its template's"
-TURN_OPENED = "add_generation_prompt=True opens an empty turn after each answer, or a mark of a turn is written twice."
-
-
-class AnswersEnd(Check):
-    """Supervised answers end with an end token, so that the model learns to stop.
-
-    The check reads rows with masked prompts that are not truncated. Some answers need no end token: those that share
-    one closing token, those of one token, and a few that recur, such as class names. Longer ones of equal length are
-    suspected. No empty assistant turn may follow an answer. If rows hold the chat template's mark of a user's turn,
-    they hold that of the assistant's, too.
-    """
-
-    needs = ROWS_KNOWN | {"user_code", Premise.END_KNOWN}
-    meaning = f"{NO_END} {CUT_ALIKE} {TURN_OPENED} {NO_HEADER}"
-    remedy = """Append the tokenizer's eos_token, or the template's end-of-turn token, to every answer. Generate after
-    training and check that the model stops."""
-
-    max_open_share: float = 0.25
-    """Share of the answers. Some data sets hold answers that were truncated earlier."""
-    max_unfilled_share: float = 0.05
-    """Share of the assistant turns. No template writes an empty turn after an answer. A generation prompt after each
-    conversation adds one per conversation."""
-    min_unfilled: int = 4
-    """Empty turns needed for a failure. Truncation may explain fewer."""
-    max_unopened_share: float = 0.5
-    """Share of the rows with a user's turn but none of the assistant's. Truncation may leave only the prompt."""
-
-    def judge(self, trace: Trace) -> Finding:
-        seen, given = trace.one(evidence.RowSpans).rows, trace.one(evidence.RowsGiven)
-        unfilled, turns, unopened = given.turns_unfilled, given.turns, given.turns_unopened
-        if unfilled >= self.min_unfilled and unfilled / turns > self.max_unfilled_share:
-            detail = f"{unfilled} of {turns} assistant turns are empty beside another one"
-            return self.at_most(unfilled / turns, self.max_unfilled_share, detail, causes=[TURN_OPENED])
-        if unopened >= ENOUGH and unopened > self.max_unopened_share * len(seen):
-            share = unopened / len(seen)
-            detail = f"{unopened} of {len(seen)} rows have the template's user turn and no assistant turn"
-            return self.at_most(share, self.max_unopened_share, detail, meant=OTHER_FORM, causes=[NO_HEADER])
-        rows = distinct(seen)
-        longest = max((row.tokens for row in rows), default=0)
-        answers = [row for row in rows if row.learned and row.first > 1]
-        required(answers, "every row is supervised in full, as with plain text")
-        ended = sum(row.ended for row in answers)
-        loose = [r for r in answers if not (r.ended or r.behind or r.tokens == longest)]
-        whole = enough(ended + len(loose), ENOUGH, "untruncated answers")
-        share = len(loose) / whole
-        reason = _needs_no_end(loose) if share > self.max_open_share else ""
-        required(not reason, reason)
-        detail = f"{len(loose)} of {whole} untruncated answers have no end token"
-        if share > self.max_open_share and (tokens := _common_length(loose)):
-            detail += f", and the same length of {tokens} tokens"
-            return self.at_most(share, self.max_open_share, detail, meant=FIXED_WIDTH, causes=[CUT_ALIKE])
-        meant = "" if any(row.last.strip() for row in loose) else "a new line may be what ends an answer"
-        return self.at_most(share, self.max_open_share, detail, meant=meant, causes=[NO_END])
-
-
-FILLED = "Label padding is not replaced by -100, and is trained on."
-BEGUN_TWICE = "Labels keep the start token: a collator compares them with bos_token_id. The decoder then reads two."
-
-
-class WrittenAnswersEnd(Check):
-    """An encoder-decoder's targets end with one end token, so that the model learns to stop.
-
-    If some have one, the longest others may be truncated. Equal targets count once. So do the answers that a causal
-    model of the script's own learns behind prompts. An end token stands nowhere within an answer. No padding is learned
-    behind it. The targets do not begin with the start token, which the model puts before them.
-    """
-
-    needs = frozenset({"unknown_rows"})
-    convention = "a target may need no end token, as where all have one length or a mark of their own"
-    meaning = f"{NO_END} Or the end token is the padding token, and is masked with it. {FILLED} {BEGUN_TWICE}"
-    remedy = """Let the tokenizer add its special tokens to the targets, or append eos_token to each of them. Replace
-    label padding by -100."""
-
-    max_open_share: float = 0.25
-    """Share of the targets. Some data sets hold targets that were truncated earlier."""
-    max_loose_share: float = 0.5
-    """Share of the answers behind prompts, near 0 with an end token and near 1 without, and of targets that are filled
-    up or begin twice."""
-
-    def judge(self, trace: Trace) -> Finding:
-        for used in trace.records(evidence.RowsUsed):
-            if used.answers >= ENOUGH:
-                loose = 0 if used.alike >= ALIKE * used.answers else used.loose
-                detail = f"{loose} of {used.answers} answers end with a token that others have within"
-                return self.at_most(loose / used.answers, self.max_loose_share, detail)
-        written = {target.digest: target for step in trace.all(evidence.StepInputs) for target in step.written}
-        required(written, "no encoder-decoder with a known end token learns to write")
-        for found, what, cause in (
-            ([t for t in written.values() if t.filled > 1], "are followed by padding that is learned", FILLED),
-            ([t for t in written.values() if t.begun], "begin with the model's own start token", BEGUN_TWICE),
-        ):
-            if len(found) >= ENOUGH and (share := len(found) / len(written)) > self.max_loose_share:
-                detail = f"{len(found)} of {len(written)} targets {what}"
-                return self.at_most(share, self.max_loose_share, detail, causes=[cause])
-        any_ended = any(target.ended for target in written.values())
-        longest = max(target.tokens for target in written.values()) if any_ended else math.inf
-        whole = [target.ended for target in written.values() if target.ended or target.tokens < longest]
-        enough(len(whole), ENOUGH, "different targets that are not truncated")
-        detail = f"{whole.count(False)} of {len(whole)} untruncated targets have no end token"
-        return self.at_most(whole.count(False) / len(whole), self.max_open_share, detail)
-
-
-def _needs_no_end(rows: Sequence[evidence.RowSpan]) -> str:
-    """Return why these answers may do without an end token; "" where nothing says so."""
-    last, times = Counter(row.last for row in rows).most_common(1)[0]
-    if times >= ALIKE * len(rows) and last.rstrip()[-1:] not in PUNCTUATION:  # a space or a new line marks no end
-        return f"all answers end with {last!r}, which may be their own end mark"
-    if _common_length(rows) == 1:
-        return "all answers have one token"
-    if len({row.answer for row in rows}) <= len(rows) / 2:
-        return "a few answers recur, as class names do"
-    return ""
-
-
-def _common_length(rows: Sequence[evidence.RowSpan]) -> int:
-    """Return the number of tokens that nearly all of these answers have; 0 where they differ."""
-    tokens, times = Counter(row.learned for row in rows).most_common(1)[0]
-    return tokens if times >= ALIKE * len(rows) else 0
-
-
 class BatchAsConfigured(Check):
     """A micro-batch has as many rows as the arguments declare.
 
@@ -203,111 +223,151 @@ class BatchAsConfigured(Check):
         return self.found(not short, detail, measured=usual, limit=declared)
 
 
-ANSWERS_EQUAL = (
-    "Both answers come from one column. Or prompts fill max_length, so that the answers are truncated. The two "
-    "gradients cancel, and the loss stays at ln 2."
-)
-PROMPTS_TWICE = "The columns of answers hold whole conversations beside a prompt column."
-RESTATES = "an answer may begin with its question"
-LABELS_EQUAL = "Every label is the same, as bool() of any non-empty string is True."
+SAME_BATCH = "a test of the training code overfits one batch"
+FEW = 4
+"""Rows that may all be the same by chance of a data set."""
+ONE_ROW = "The data set returns one row, whatever its index."
+CUT_ALIKE = "every row is truncated, maybe before the rows differ"
+REPLAYED = "A resume replays rows."
 
 
-class PairsDiffer(Check):
-    """The chosen and the rejected answer of each pair differ.
+class RowsComeOnce(Check):
+    """Within an epoch each row comes as often as the data set holds it."""
 
-    Neither answer repeats the prompt. Answers with individual labels do not all have the same label.
-    """
-
-    needs = frozenset({"pairs"})
-    meaning = f"{ANSWERS_EQUAL} {PROMPTS_TWICE} {LABELS_EQUAL}"
-    remedy = """Compare the two columns row by row. Raise max_length. Remove the prompt from the answers, or remove the
-    prompt column. Count the labels of the data set."""
-
-    max_alike_share: float = 0.5
-    """Share of the pairs. Some data sets hold a few pairs with equal answers."""
-    max_prompts_again_share: float = 0.5
-    """Share of the pairs in which both answers begin with the whole prompt, and of rated answers that do."""
+    needs = frozenset({"user_code", Premise.CAUSAL_LM, Premise.EVERY_ROW_SEEN, Premise.ROWS_DRAWN_ONCE})
+    meaning = f"""Each step creates the loader or its iterator anew. A seed is reset. A sampler draws with replacement.
+    {ONE_ROW} {REPLAYED} Some rows are then trained twice, others never."""
+    remedy = "Create the iterator once per epoch. Do not reseed in the loop. Check the sampler for replacement=True."
 
     def judge(self, trace: Trace) -> Finding:
-        for rated in trace.records(evidence.AnswersRated):
-            enough(rated.rows, ENOUGH, "rated answers")
-            most = self.max_prompts_again_share * rated.looked
-            if len(rated.kinds) > 1 and rated.looked >= ENOUGH and rated.again > most:
-                detail = f"{rated.again} of {rated.looked} answers begin with their whole prompt"
-                return self.at_most(rated.again, most, detail, meant=RESTATES, causes=[PROMPTS_TWICE])
-            detail = f"{rated.rows} answers have the label {' or '.join(rated.kinds)}"
-            kinds, causes = len(rated.kinds), [LABELS_EQUAL]
-            return self.found(kinds > 1, detail, measured=kinds, limit=2, compared=rated.rows, causes=causes)
-        seen = trace.records(evidence.PairsGiven)
-        pairs, most = sum(window.pairs for window in seen), self.max_prompts_again_share
-        again, asked = sum(window.prompts_again for window in seen), sum(window.questions_again for window in seen)
-        # no chance has two answers begin with a whole prompt
-        enough(pairs, ENOUGH // 2 if max(again, asked) > most * pairs else ENOUGH, "pairs of answers")
-        share = sum(window.alike for window in seen) / pairs
-        detail = f"{share:.0%} of {pairs} pairs have two equal answers"
-        problems = range(again) if again > most * pairs else ()
-        if problems:
-            detail += f"; both answers of {again} pairs repeat the whole prompt"
-        limit = self.max_alike_share
-        if share <= limit and not problems and asked > most * pairs:
-            detail = f"both answers of {asked} of {pairs} pairs begin with the text of their prompt"
-            return self.at_most(asked / pairs, most, detail, meant=RESTATES, causes=[PROMPTS_TWICE])
-        causes = [ANSWERS_EQUAL] * (share > limit) + [PROMPTS_TWICE] * bool(problems)
-        return self.at_most(share, limit, detail, problems=problems, causes=causes)
+        windows, seen = trace.all(evidence.Window), trace.one(evidence.RowsGiven)
+        digests = [digest for window in windows for digest in window.digests]
+        required(len(digests) >= 2, "only one micro-batch: it has no other to equal")
+        if seen.dataset_rows != 1 and len({row for window in windows for row in window.rows}) == 1 and seen.rows >= FEW:
+            spans = [given.rows for given in trace.records(evidence.RowSpans) if given.end_tokens]
+            cut = any(_cut_off(rows, trace.run.longest)[1] >= seen.rows for rows in spans)
+            detail = f"all {seen.rows} rows are equal, from a data set of {seen.dataset_rows or 'unknown many'} rows"
+            meant = CUT_ALIKE if cut else "" if seen.dataset_rows else SAME_BATCH
+            return self.at_most(seen.rows - 1, 0, detail, meant=meant, causes=[ONE_ROW])
+        if seen.uncertain and not seen.repeated:
+            reason = f"{seen.uncertain} rows recurred, and the data set does not show how often it holds them"
+            required(len(set(digests)) == 1, reason)
+            alike = f"all {len(digests)} micro-batches are equal"
+            return self.at_most(len(digests) - 1, 0, alike, meant=SAME_BATCH)
+        detail = f"{seen.rows} rows of an epoch"
+        if seen.resumed_after:
+            detail += f", resumed after {seen.resumed_after}"
+        if seen.repeated:
+            detail += f", {len(seen.repeated)} of them more often than in the data set: {some(seen.repeated, 2)}"
+        if seen.replayed:
+            detail += f", {len(seen.replayed)} of them trained before the resume: {some(seen.replayed, 2)}"
+        proven = seen.replayed or len(set(digests)) == 1  # no sampler draws one batch in every step
+        meant = "" if proven else "a sampler with replacement, such as a weighted one, repeats rows"
+        causes = (REPLAYED,) if seen.replayed and not seen.repeated else ()
+        return self.at_most(len(seen.repeated) + len(seen.replayed), 0, detail, meant=meant, causes=causes)
 
 
-NO_PAIRS = "rows may be compared with themselves as a control"
-A_COST = "the factors may be costs, which are to be lowered"
-NO_MINUS = "A policy's objective is minimised as it is: the minus before the advantages' product is missing."
+BEGINNINGS_CUT = (
+    "The collator, or the tokenizer's truncation_side, keeps the last tokens of a row and drops its prompt."
+)
+ENDS_CUT = (
+    "The length limit is shorter than many rows, and truncation is silent. The model then trains on answers without an "
+    "end, or on no answers."
+)
+END_KEPT = "A tokenizer truncates most rows to one length, and keeps its last special token."
+ONE_LENGTH = "a task may have rows of one length, and a text's beginning may be all that matters"
 
-NO_FIRST = "the first token of each answer may be a mark"
-BEGINS_LATE = "The mask of the answers is not shifted with the targets."
 
+class RowsWhole(Check):
+    """Rows reach the model whole, without truncation at either end.
 
-class BetterAnswersRaised(Check):
-    """The loss raises answers that the data name chosen or that have an advantage, and lowers the others.
-
-    Two columns have such names when the script makes its data set. Or the loss has a factor for each row, with mean 0.
-    A supervised loss may raise both. No loss raises and lowers the same rows in each step. It uses the first token in
-    which two answers differ.
+    Not judged for plain text whose rows begin differently, or when the end token is unknown. Rows of another objective
+    are compared with each other: the longest ones end as shorter ones do. So are the targets of an encoder-decoder.
     """
 
     needs = frozenset({"user_code"})
-    without = evidence.PreferencesLearned, "no row holds an answer that the data name chosen or rejected"
-    convention = "a script may learn the rejected answers on purpose, or its columns may be named the wrong way round"
-    meaning = f"""The two columns are exchanged: by a map, a rename, or the order in which a batch is unpacked. Or the
-    loss has a wrong sign: its two log ratios are exchanged, or the policy and its reference. {NO_MINUS}
-    {ANSWERS_EQUAL} {BEGINS_LATE}"""
-    remedy = """Print one row as the loss gets it: the chosen answer and the rejected one. Then check each sign of the
-    loss: it falls where the chosen answer gets likelier."""
+    convention = "the beginning of a row may be all that matters, as with titles"
+    meaning = f"{ENDS_CUT} {BEGINNINGS_CUT} {END_KEPT}"
+    remedy = """Raise the length limit (max_length, cutoff_len), or drop rows that exceed it. Search the collator for
+    slices."""
 
-    max_contrary_share: float = 0.25
-    """Share of the answers. It is 0 for a preference loss, a reward model, or a supervised loss on chosen answers, and
-    a half if answers of different prompts are compared."""
-    max_late_share: float = 0.25
-    """Share of the pairs. It is 0 if the mask of the answers fits, and 1 if it is off by one: only answers that begin
-    alike differ later."""
-    min_answers: int = 4
-    """Answers, or pairs, needed for a share."""
-    min_steps: int = 3
-    """Steps that raise and lower the same rows. A few pairs of a data set have equal answers."""
+    max_cut_share: float = 0.05
+    """Share of the rows that lose their end. Many data sets hold a few rows that are too long."""
+    max_beginning_share: float = 0.5
+    """Share of the rows that lose their beginning. A row of exactly the longest length may be whole."""
+    min_cut: int = 2
+    """Truncated rows needed for a failure. Fewer may be chance."""
+    min_alike: float = 0.9
+    """Share of the shorter rows of another objective that end with one token."""
+    max_full_share: float = 0.5
+    """Share of the rows of another objective that are as long as the longest one. Texts differ in length."""
+    min_pile: int = 4
+    """Rows of that length over those of any other. Rows that are whole may be of a few lengths, with most of one."""
 
     def judge(self, trace: Trace) -> Finding:
-        seen = trace.one(evidence.PreferencesLearned)
-        if seen.cancelled >= self.min_steps:
-            detail = f"the loss raises and lowers the same rows in each of {seen.cancelled} steps"
-            return self.found(False, detail, measured=seen.cancelled, limit=0, meant=NO_PAIRS, causes=[ANSWERS_EQUAL])
-        if seen.learned_late > self.max_late_share * seen.pairs and seen.pairs >= self.min_answers:
-            detail = f"the loss leaves out the first token that differs in {seen.learned_late} of {seen.pairs} pairs"
-            share = seen.learned_late / seen.pairs
-            return self.at_most(share, self.max_late_share, detail, meant=NO_FIRST, causes=[BEGINS_LATE])
-        contrary = seen.chosen_lowered + seen.rejected_raised
-        named = contrary + seen.chosen_raised + seen.rejected_lowered
-        answers = enough(named, self.min_answers, "answers that the data name")
-        lowers = seen.chosen_lowered or seen.rejected_lowered
-        required(lowers or not (seen.chosen_raised and seen.rejected_raised), "the loss raises answers of both names")
-        detail = f"the loss lowers {seen.chosen_lowered} of {seen.chosen_lowered + seen.chosen_raised} better answers"
-        detail += f" and raises {seen.rejected_raised} of {seen.rejected_raised + seen.rejected_lowered} worse ones"
-        detail += f", by columns {seen.where}" if seen.where else ", by advantages, which are factors in the loss"
-        more: dict[str, Any] = {} if seen.where else {"meant": A_COST, "causes": [NO_MINUS]}
-        return self.at_most(contrary / answers, self.max_contrary_share, detail, **more)
+        written = {t.digest: t.tokens for step in trace.records(evidence.StepInputs) for t in step.written if t.ended}
+        if (pile := self._pile(written.values())) is not None:
+            return self._piled(pile, len(written), "targets", "have an end token", END_KEPT)
+        if reason := trace.why({Premise.CAUSAL_LM, Premise.ROWS_FOLLOWED}):
+            return self._by_last_tokens(trace, reason)
+        required(not (reason := trace.why({Premise.END_KNOWN})), reason)
+        seen, given, declared = trace.one(evidence.RowsGiven), trace.one(evidence.RowSpans), trace.run.longest
+        rows = enough(len(given.rows), ENOUGH, "rows")
+        longest, cut = _cut_off(given.rows, declared)
+        padded = any(window.inputs for window in trace.all(evidence.Window))  # which is no beginning that is cut off
+        most = max(row.tokens for row in given.rows)
+        ended = [r for r in given.rows if r.tokens == most and r.ended and not r.behind and r.stretches == 1]
+        several = len({row.learned for row in ended}) > 2  # else whole rows may have one length, too
+        if not padded and several and (share := len(ended) / rows) > self.max_beginning_share:
+            detail = f"{share:.0%} of {rows} rows have {longest} tokens and a supervised end: the start is cut"
+            return self.at_most(share, self.max_beginning_share, detail, causes=[BEGINNINGS_CUT])
+        if seen.first_token_supervised >= seen.rows and not given.begin_alike:
+            raise NotApplicable("every row is supervised in full, as with plain text")
+        short = [row for row in given.rows if row.tokens < longest]
+        all_full = not short and (declared is not None or given.begin_alike)
+        if not any(row.ended for row in short) and not all_full and not seen.end_tokens_supervised:
+            raise NotApplicable("no row is supervised up to the tokenizer's end token")
+        share = cut / rows
+        detail = f"{cut} of {rows} rows ({share:.0%}) are truncated at {longest} tokens"
+        fits = share <= self.max_cut_share or cut < self.min_cut
+        return self.found(fits, detail, measured=share, limit=self.max_cut_share, causes=[ENDS_CUT])
+
+    def _pile(self, lengths: Collection[int]) -> tuple[int, int] | None:
+        """Return the most tokens of a row, and how many rows have so many; None where that is nothing unusual."""
+        (most, full), *others = sorted(Counter(lengths).items(), reverse=True) or [(0, 0)]
+        next_most = max((times for _, times in others), default=0)
+        stands_out = full > max(self.max_full_share * len(lengths), self.min_pile * next_most)
+        return (most, full) if most >= ENOUGH <= len(lengths) and stands_out else None
+
+    def _piled(self, pile: tuple[int, int], rows: int, kind: str, ends: str, cause: str) -> Finding:
+        detail = f"{pile[1]} of {rows} {kind} have {pile[0]} tokens, the most of all, and {ends}"
+        return self.at_most(pile[1] / rows, self.max_full_share, detail, meant=ONE_LENGTH, causes=[cause])
+
+    def _by_last_tokens(self, trace: Trace, reason: str) -> Finding:
+        """Judge rows of which only their tokens are known: truncation makes many as long as the longest one."""
+        rows = list({row.digest: row for step in trace.records(evidence.StepInputs) for row in step.read}.values())
+        required(len(rows) >= ENOUGH, reason)
+        lengths = Counter(row.tokens for row in rows)
+        (_, alike), pile = Counter(row.last for row in rows).most_common(1)[0], self._pile([r.tokens for r in rows])
+        end = "all" if alike >= self.min_alike * len(rows) else "not all"
+        if pile is not None and (end == "all" or "pairs" in trace.run.features):  # a pair is no block of running text
+            return self._piled(pile, len(rows), "rows", f"{end} end alike", END_KEPT if end == "all" else ENDS_CUT)
+        (longest, _), *others = lengths.most_common(2)
+        shorter = [row.last for row in rows if row.tokens < longest]
+        piled_up = others and longest == max(row.tokens for row in rows)
+        last, times = Counter(shorter).most_common(1)[0] if piled_up else (None, 0)
+        required(2 * times >= ENOUGH and times >= self.min_alike * len(shorter), reason)
+        cut = sum(row.tokens == longest and row.last != last for row in rows)
+        detail = f"{cut} of {len(rows)} rows have {longest} tokens, and do not end as shorter ones do"
+        fits = cut <= self.max_cut_share * len(rows) or cut < self.min_cut
+        return self.found(fits, detail, measured=cut / len(rows), limit=self.max_cut_share, causes=[ENDS_CUT])
+
+
+def _cut_off(rows: Sequence[evidence.RowSpan], declared: int | None) -> tuple[int, int]:
+    """Return the declared length, else that of the longest row, and how many rows of that length lose their end.
+
+    In those no end token is supervised, and the last token is, or nothing.
+    """
+    longest = declared or max((row.tokens for row in rows), default=0)
+    full = (row for row in rows if row.tokens >= longest)
+    return longest, sum(not row.ended and (not row.behind or not row.learned) for row in full)
