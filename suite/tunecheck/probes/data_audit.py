@@ -5,6 +5,7 @@ import json
 import random
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import chain, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,15 +52,12 @@ class DataProbe(Probe[DataSplit | TokensReplaced | Window]):
         if data.train_rows is not None:
             rows["train"] = dict(list(rows["train"].items())[: data.train_rows])
             texts["train"] = texts["train"][: data.train_rows] if data.template != "blocks" else texts["train"]
-        rendered = rows["train"] | rows["heldout"]
+        self._expected = rendered = rows["train"] | rows["heldout"]
         if data.canary is not None:
             rendered["canary"] = _render(session, tokenizer, data.canary.instruction, data.canary.response)
         self._misread = _misread(session, tokenizer, rendered, texts)
-        self._expected = rendered
         self._known = {ids: key for key, (ids, _) in reversed(rendered.items())}  # of equal rows the first
         self._train_rows = len(rows["train"])
-        first: dict[Ids, str] = {}
-        duplicates = {k: first[ids] for k, (ids, _) in rows["train"].items() if first.setdefault(ids, k) != k}
         evaluated = {example.key: _given(example) for example in session.batches.heldout}
         seen = DataSplit(
             train_rows=len(rows["train"]),
@@ -68,7 +66,7 @@ class DataProbe(Probe[DataSplit | TokensReplaced | Window]):
             largest_token_id=max(max(ids) for ids, _ in rendered.values()),
             embedding_rows=session.model.get_input_embeddings().weight.shape[0],
             misplaced=tuple(_misplaced(session, rendered)),
-            duplicates=duplicates,
+            duplicates={key: self._known[ids] for key, (ids, _) in rows["train"].items() if self._known[ids] != key},
             dataset=data.name,
             dataset_sha256=hashlib.sha256(b"".join(data.file(split).read_bytes() for split in texts)).hexdigest(),
         )
@@ -78,29 +76,23 @@ class DataProbe(Probe[DataSplit | TokensReplaced | Window]):
         if step >= AUDIT_ALL_BELOW and step % AUDIT_EVERY:
             return
         prescribed = _prescribed_rows(session, step, self._train_rows)
-        problems: dict[str, str] = {}
-        rows: list[str] = []
-        supervised = tokens = 0
-        for batch in window:
-            held, data = rows_of(batch), session.run.data
+        problems, data = dict[str, str](), session.run.data
+        batches = [rows_of(batch) for batch in window]
+        for held in batches:
             width, longest = len(held[0].ids), max(len(row.tokens) for row in held)
             if width != (asked := data.max_length if data.pad_to_sequence_len else longest):
                 problem = f"{width} tokens wide, its longest row has {longest}, {asked} are asked for"
                 problems.setdefault("rows are padded to another length", problem)
-            for row in held:
-                wanted = prescribed[len(rows)] if len(rows) < len(prescribed) else "?"
-                rows.append(self._audit_row(row, wanted, problems))
-                supervised += sum(label != IGNORED for label in row.labels[1:])
-                tokens += len(row.tokens)
-        due = [self._expected[key] for key in prescribed]
+        rows = [*chain(*batches)]
+        wanted, due = chain(prescribed, repeat("?")), [self._expected[key] for key in prescribed]
         seen = Window(
             step=step,
             digests=tuple(batch.digest for batch in window),
-            rows=tuple(rows),
+            rows=tuple(self._audit_row(row, key, problems) for row, key in zip(rows, wanted, strict=False)),
             expected_rows=tuple(prescribed),
-            supervised_tokens=supervised,
+            supervised_tokens=sum(label != IGNORED for row in rows for label in row.labels[1:]),
             expected_supervised_tokens=sum(len(ids) - prompt for ids, prompt in due),
-            tokens=tokens,
+            tokens=sum(len(row.tokens) for row in rows),
             random_state=random_digest(session.device),
             problems=problems,
         )

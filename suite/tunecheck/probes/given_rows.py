@@ -54,7 +54,7 @@ class GivenRowsProbe(Probe[Window | RowsGiven | RowSpans | BaseTokens]):
         self._spans: list[RowSpan] = []
         self._beginnings: list[given.Beginning] = []
         self._first_positions: list[int] = []
-        self._starts: set[Ids] = set()
+        self._starts: list[Ids] = []
         self._before_answers: set[Ids] = set()
         self._answered: list[tuple[Ids, Ids]] = []
         self._micro_batches = 0
@@ -77,17 +77,15 @@ class GivenRowsProbe(Probe[Window | RowsGiven | RowSpans | BaseTokens]):
     def backward_end(self, session: Session, step: int) -> None:
         problems: dict[str, str] = {}
         inputs: dict[str, str] = {}
-        rows = []
+        spans: list[RowSpan] = []
         supervised = sum(batch.supervised_tokens for batch in session.window)
-        given_rows: list[Ids] = []
         for batch in session.window:
             held = given.rows_of(batch)
             for as_given in held:
                 row = as_given.without_padding()
-                given_rows.append(row.tokens)
-                self._starts.add(row.tokens[:HEAD])
-                rows.append(given.row_digest(row.tokens))
-                self._count(row.tokens, rows[-1])
+                self._starts.append(row.tokens[:HEAD])
+                spans.append(row.span(micro_batch=self._micro_batches, ends=self._marks, show=self._show))
+                self._count(row.tokens, spans[-1].row)
                 self._audit(row, problems, shown=row is not as_given)
                 for problem in as_given.input_problems(session.tokenizer):
                     inputs.setdefault(problem, repr(self._show(row.ids[:16])))
@@ -95,8 +93,7 @@ class GivenRowsProbe(Probe[Window | RowsGiven | RowSpans | BaseTokens]):
                 self._first_positions.append(as_given.first_position)
                 self._before_answers |= {row.before_answer} - {()}
                 self._answered += [row.prompt_and_answer(self._marks)] if row.before_answer else []
-                self._spans.append(row.span(micro_batch=self._micro_batches, ends=self._marks, show=self._show))
-                named = self._padding not in (None, self._start, *self._ends) and not self._spans[-1].ended
+                named = self._padding not in (None, self._start, *self._ends) and not spans[-1].ended
                 self._counts["padding_ends"] += named and as_given.padding_ends(self._padding)
                 self._compare(row.labels)
             learned = batch.labels[:, 1:] != IGNORED
@@ -104,13 +101,15 @@ class GivenRowsProbe(Probe[Window | RowsGiven | RowSpans | BaseTokens]):
                 problem = "the attention mask shows what is learned to the position that predicts it"
                 inputs.setdefault(problem, repr(self._show(held[0].ids[:16])))
             self._micro_batches += 1
-        if given.starts_twice(given_rows, session.tokenizer, session.model):
-            problems.setdefault("the start token is doubled", repr(self._show(given_rows[0][:8])))
+        if given.starts_twice(self._starts, session.tokenizer, session.model):
+            problems.setdefault("the start token is doubled", repr(self._show([*self._starts[0]])))
+        self._spans += spans
+        rows = tuple(span.row for span in spans)
         seen = Window(
             step=step,
             digests=tuple(batch.digest for batch in session.window),
-            rows=tuple(rows),
-            expected_rows=tuple(rows),
+            rows=rows,
+            expected_rows=rows,
             supervised_tokens=supervised,
             expected_supervised_tokens=supervised,
             tokens=sum(batch.tokens for batch in session.window),
@@ -142,7 +141,7 @@ class GivenRowsProbe(Probe[Window | RowsGiven | RowSpans | BaseTokens]):
             expected={key: tuple(texts) for key, texts in self._unmet.items()},
         )
         self.emit(seen)
-        ends, alike = tuple(sorted(self._ends)), len(self._starts) == 1
+        ends, alike = tuple(sorted(self._ends)), len({*self._starts}) == 1
         self.emit(RowSpans(rows=tuple(self._spans), end_tokens=ends, begin_alike=alike))
 
     def _count(self, row: Ids, name: str) -> None:

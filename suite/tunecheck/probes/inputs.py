@@ -11,6 +11,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.utils._pytree import keystr, tree_leaves, tree_leaves_with_path
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from tunecheck.core.check import grouped
 from tunecheck.core.evidence import RowPiece, RowRead, RowShown, StepInputs, TargetWritten, TokensLearned
 from tunecheck.core.premises import Premise
 from tunecheck.models.layer_names import is_pretrained
@@ -41,36 +42,6 @@ FEWEST_DENSE = 16
 """Targets of a batch whose rows have several, from which on it is noted whether they are of one class."""
 
 
-class _Tokens:
-    """What is counted of the targets of one vocabulary."""
-
-    def __init__(self) -> None:
-        self.rows = self.spelt = 0
-        self.times, self.runs, self.within = Counter[int](), Counter[int](), Counter[int]()
-        """Of each token how often it comes, its long runs, and how often it comes in these."""
-
-    def add(self, row: list[int]) -> None:
-        """Count these targets of a row."""
-        self.rows += 1
-        self.times.update(row)
-        for token, size in ((token, len([*same])) for token, same in groupby(row)):
-            if size >= LONG_RUN:
-                self.runs[token] += 1
-                self.within[token] += size
-
-    def record(self, outputs: int, unknown: set[int]) -> TokensLearned:
-        """Return what was counted."""
-        return TokensLearned(
-            outputs=outputs,
-            rows=self.rows,
-            targets=self.times.total(),
-            most=max(self.times.values(), default=0),
-            unknown=sum(self.times[token] for token in unknown),
-            runs=max((n for token, n in self.runs.items() if 2 * self.within[token] >= self.times[token]), default=0),
-            spelt=self.spelt,
-        )
-
-
 class StepInputsProbe(Probe[StepInputs | TokensLearned]):
     """Notes the digests of every step's batches, and the targets of their rows: steps are compared in any training."""
 
@@ -88,7 +59,8 @@ class StepInputsProbe(Probe[StepInputs | TokensLearned]):
         """Of each model and row of tokens the number of passes of one step that read it."""
         config = getattr(session.model, "config", None)
         writes = bool(getattr(config, "is_encoder_decoder", False))
-        self._tokens = defaultdict[int, _Tokens](_Tokens)
+        self._learned, self._spelt = defaultdict[int, list[list[int]]](list), Counter[int]()
+        """Of each vocabulary, by the number of its scores, the targets of rows, and rows of CTC that are filled up."""
         known_marks = special_tokens(session.tokenizer, "pad", "bos", "eos")
         self._unknown = special_tokens(session.tokenizer, "unk") - known_marks
         self._ends = end_tokens(session.tokenizer, session.model)[1] if writes else set[int]()
@@ -98,7 +70,7 @@ class StepInputsProbe(Probe[StepInputs | TokensLearned]):
     def _listen(self, step: int) -> None:
         """Hear this step from the end of the one before on: a loop's begins within its first pass."""
         self._read, self._now = dict[RowRead, None](), Counter[tuple[int, str]]()
-        self._targets: dict[str, tuple[int, ...]] = {}
+        self._targets = defaultdict[str, tuple[int, ...]](tuple)
         self._aims: list[str] = []
         self._written: list[TargetWritten] = []
         self._source: list[list[int]] = []
@@ -203,17 +175,15 @@ class StepInputsProbe(Probe[StepInputs | TokensLearned]):
             if len(rows) == 1 and not targets.numel() % min(rows) and targets.numel() > min(rows) and self._early:
                 many = scores.shape[-1] > MOST_CLASSES and _is_of_classes(node, scores.shape[-1])
                 for row in targets.view(min(rows), -1) if many else ():
-                    self._tokens[scores.shape[-1]].add(row[row != ignored].tolist())
+                    self._learned[scores.shape[-1]].append(row[row != ignored].tolist())
             if targets.numel() in rows and (_is_of_classes(node, scores.shape[-1]) or _is_of_pairs(node)):
-                outputs = str(scores.shape[-1])
-                learned = targets[targets != ignored].tolist()
-                self._targets[outputs] = (*self._targets.get(outputs, ()), *learned)
+                self._targets[str(scores.shape[-1])] += (*targets[targets != ignored].tolist(),)
             elif self._ends and len(rows) == 1 and not targets.numel() % min(rows):
                 sources = self._source if len(self._source) == min(rows) else [None] * min(rows)
                 # torch holds -100 without its sign, which no int equals
                 for row, source in zip(targets.view(min(rows), -1), sources, strict=True):
                     kept = row[row != ignored].tolist()
-                    runs = [(token, len([*same])) for token, same in groupby(kept)]
+                    runs = _runs(kept)
                     ended = not self._ends.isdisjoint(token for token, _ in runs[-2:])  # padding may follow the end
                     filled = runs[-1][1] - (runs[-1][0] in self._ends) if ended else 0
                     more: dict[str, Any] = {"begun": kept[:1] == [self._start], "filled": filled}
@@ -229,9 +199,7 @@ class StepInputsProbe(Probe[StepInputs | TokensLearned]):
         classes = node._saved_self.shape[min(1, node._saved_self.ndim - 1)]
         kept = targets[targets != node._saved_ignore_index] if _is_of_classes(node, classes) else targets[:0]
         if kept.numel() >= FEWEST_DENSE:
-            least, most = kept.aminmax()
-            both = (int(least), int(most))
-            self._targets[str(classes)] = (*self._targets.get(str(classes), ()), *both * (FEWEST_DENSE // 2))
+            self._targets[str(classes)] += (*map(int, kept.aminmax()),) * (FEWEST_DENSE // 2)
 
     def _are_twins(self, function: Any) -> bool:
         """Return whether the same weights read two tensors of a batch that are one, and nothing is drawn for either."""
@@ -249,33 +217,47 @@ class StepInputsProbe(Probe[StepInputs | TokensLearned]):
         targets, lengths = (getattr(node, f"_saved_{name}", None) for name in ("targets", "target_lengths"))
         if self._early and targets is not None and lengths is not None and len({*map(int, lengths)}) == 1:
             rows = targets.view(len(lengths), -1)[:, : int(lengths[0])]
-            self._tokens[node._saved_log_probs.shape[-1]].spelt += len(rows) * (padded.fill_of(rows) is not None)
+            self._spelt[node._saved_log_probs.shape[-1]] += len(rows) * (padded.fill_of(rows) is not None)
 
     def end(self, session: Session) -> None:
         """Tell what was counted of the targets."""
-        for outputs, tokens in self._tokens.items():
-            self.emit(tokens.record(outputs, self._unknown))
+        for outputs in dict.fromkeys([*self._learned, *self._spelt]):
+            rows = self._learned[outputs]
+            times = Counter(chain(*rows))
+            runs = grouped((token, size) for row in rows for token, size in _runs(row) if size >= LONG_RUN)
+            seen = TokensLearned(
+                outputs=outputs,
+                rows=len(rows),
+                targets=times.total(),
+                most=max(times.values(), default=0),
+                unknown=sum(times[token] for token in self._unknown),
+                runs=max((len(sizes) for token, sizes in runs.items() if 2 * sum(sizes) >= times[token]), default=0),
+                spelt=self._spelt[outputs],
+            )
+            self.emit(seen)
 
     def backward_end(self, session: Session, step: int) -> None:
         """Record this window, which a loop fills until now."""
         self.hooks.remove()
         self._passes |= self._now
-        digests = tuple(batch.digest for batch in session.window)
-        opaque = any(batch.opaque for batch in session.window)
-        written, read = tuple(self._written), tuple(self._read)
-        equal = next((batch.equal for batch in session.window), ())
-        more: dict[str, Any] = {"targets": self._targets, "written": written, "read": read, "equal": equal}
         told = [each for each in self._paired if each is not None]
-        more |= {
-            "aims": tuple(self._aims),
-            "paired": any(told) if told else None,
-            "constant": None if not self._constants else max(self._constants) if len(self._constants) == 1 else "",
-            "size": max(map(float, self._sizes), default=None),
-            "twins": any(self._twins) if step and self._twins else None,  # a loop is first heard within step 0
-            "unread": self._unread() if step + 1 == EARLY_STEPS else (),
+        seen = StepInputs(
+            step=step,
+            digests=tuple(batch.digest for batch in session.window),
+            opaque=any(batch.opaque for batch in session.window),
+            targets={**self._targets},
+            aims=tuple(self._aims),
+            written=tuple(self._written),
+            read=tuple(self._read),
+            equal=next((batch.equal for batch in session.window), ()),
+            paired=any(told) if told else None,
+            constant=None if not self._constants else max(self._constants) if len(self._constants) == 1 else "",
+            size=max(map(float, self._sizes), default=None),
+            twins=any(self._twins) if step and self._twins else None,  # a loop is first heard within step 0
+            unread=self._unread() if step + 1 == EARLY_STEPS else (),
             **self._continued,
-        }
-        self.emit(StepInputs(step=step, digests=digests, opaque=opaque, **more))
+        )
+        self.emit(seen)
         self._listen(step + 1)
 
     def _unread(self) -> tuple[str, ...]:
@@ -285,6 +267,11 @@ class StepInputsProbe(Probe[StepInputs | TokensLearned]):
             return ()
         read = {row for _, row in self._passes}
         return tuple(name for name, rows in self._yielded.items() if len(rows) >= FEWEST_TOKENS and not rows & read)
+
+
+def _runs(tokens: list[int]) -> list[tuple[int, int]]:
+    """Return tokens that come one or several times in a row, and how often."""
+    return [(token, len([*same])) for token, same in groupby(tokens)]
 
 
 def _are_drawn(targets: list[float]) -> bool:

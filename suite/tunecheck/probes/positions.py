@@ -69,14 +69,13 @@ class PositionProbe(Probe[PositionGradients | RowsUsed]):
     def step_begin(self, session: Session, step: int, window: object) -> None:
         if step >= EARLY_STEPS:
             return
-        self._counts = Counter(padded=0)
+        self._counts = Counter(padded=0, raising=0, raising_own=0)
         """By fields of PositionGradients."""
-        self._counted: list[tuple[int, int, int, int]] = []
-        """Of each pass the positions that tell, those that are asked for their own token, and for the second one."""
+        self._counted: list[dict[str, int]] = []
+        """The same of each pass, about the tokens that its positions are asked for."""
         self._at_padding = self._everywhere = 0.0
         self._shapes: set[torch.Size] = set()
-        self._used: list[tuple[torch.Tensor, torch.Tensor]] = []
-        """Tokens of each pass, and the positions whose scores the loss uses, [rows, positions]."""
+        self._before = len(self._kept)
         self._chosen_among = self._guessed = False
         self._looked_up_masks: dict[torch.Size, torch.Tensor] = {}
         self._own_call: Call | None = None
@@ -84,8 +83,6 @@ class PositionProbe(Probe[PositionGradients | RowsUsed]):
         """Tokens that embeddings of a model of the script's own have looked up, until its first attention."""
         self._by_graph = self._by_model = False
         """Whether the loss's graph told of the scores, so that what the model returns is not looked at."""
-        self._ahead = 0, 0
-        """Rows that are asked for their next token, and those that see it."""
         self._asked: Raised | None = None
         """A pass of which that is told when the step is over."""
         self._passed: dict[int, torch.Tensor] = {}
@@ -120,44 +117,31 @@ class PositionProbe(Probe[PositionGradients | RowsUsed]):
             return
         self._rows_read = []
         own_call = None if self._by_graph else self._own_call
-        raising, own, second, before = self._worst()
-        if own_call is not None and 2 * own > raising and not own_call.copies():
-            raising = own = 0  # the model is to give back what it need not see
+        counts = self._counts
+        counts.update(self._worst())
+        if own_call is not None and 2 * counts["raising_own"] > counts["raising"] and not own_call.copies():
+            counts["raising"] = counts["raising_own"] = 0  # the model is to give back what it need not see
         if self._asked is not None:
-            self._looks_ahead, self._ahead = False, self._asked.ahead()
+            self._looks_ahead = False
+            counts.update(self._asked.ahead())
         if session.run.holds(Premise.CAUSAL_LM):
             self._compare_with_labels(session.window)
         # where one of the positions is chosen padding is not to be, and a scaler may be too high for 16 bit
         if self._chosen_among or not math.isfinite(self._everywhere):
-            self._counts["padded"], self._at_padding, self._everywhere = 0, 0.0, 0.0
+            counts["padded"], self._at_padding, self._everywhere = 0, 0.0, 0.0
         share = self._at_padding / self._everywhere if self._everywhere else 0.0
-        seen = PositionGradients(
-            step=step,
-            padding_share=share**0.5,
-            padding_guessed=self._guessed,
-            raising=raising,
-            raising_own=own,
-            raising_second=second,
-            raising_before=before,
-            asked_for_next=self._ahead[0],
-            seeing_next=self._ahead[1],
-            **self._counts,
-        )
-        self.emit(seen)
+        self.emit(PositionGradients(step=step, padding_share=share**0.5, padding_guessed=self._guessed, **counts))
 
     def end(self, session: Session) -> None:
         rows = [row for kept in self._kept for row in _rows_used(*kept)]
         if not rows:
             return
-        # a model of transformers may have written its rows itself, up to some length
-        answers, alike, loose = ends_of([] if self._models else rows)
         seen = RowsUsed(
             rows=len(rows),
             beginnings=sum(row.is_beginning for row in rows),
             begun_late=begun_late({row.before_answer for row in rows} - {()}),
-            answers=answers,
-            alike=alike,
-            loose=loose,
+            # a model of transformers may have written its rows itself, up to some length
+            **ends_of([] if self._models else rows),
         )
         self.emit(seen)
 
@@ -214,7 +198,7 @@ class PositionProbe(Probe[PositionGradients | RowsUsed]):
             read = call.read.to(logits.device)
             self.hooks.gradient(logits, partial(self._add_raised, call))
             if call.is_of_read:
-                self.hooks.gradient(logits, partial(self._note_used, read, mask))
+                self.hooks.gradient(logits, lambda gradient: self._keep(read, padded.used(gradient), mask))
             if _of_positions(mask, logits) and not model.config.is_encoder_decoder:
                 self.hooks.gradient(logits, partial(self._add_asked_behind, mask, read))
 
@@ -347,7 +331,8 @@ class PositionProbe(Probe[PositionGradients | RowsUsed]):
             if raised.ask_for_next:
                 self._keep(raised.rows, padded.used(raised.call.by_row(way.gradient)))
             if self._looks_ahead and raised.ask_for_next:
-                self._looks_ahead, self._ahead = False, raised.ahead(way)
+                self._looks_ahead = False
+                self._counts.update(raised.ahead(way))
             return
 
     def _look_behind(self, way: Scored, *, turned: bool) -> None:
@@ -429,13 +414,9 @@ class PositionProbe(Probe[PositionGradients | RowsUsed]):
             telling, raised = raised_by(found)
             self._counts.update(followed=len(found), asked_behind=int((telling & (raised == padding)).sum()))
 
-    def _note_used(self, read: torch.Tensor, mask: torch.Tensor | None, gradient: torch.Tensor) -> None:
-        self._used.append((read, padded.used(gradient)))
-        self._keep(*self._used[-1], mask)
-
     def _compare_with_labels(self, window: Sequence[Batch]) -> None:
         """Count answers behind a prompt that is not learned, and those used from one position too late, or too far."""
-        for read, used in self._used:
+        for read, used, _ in self._kept[self._before :]:
             of_shape = (b for b in window if b.input_ids.shape == read.shape)
             batch = next((b for b in of_shape if b.input_ids.equal(read.to(b.labels.device))), None)
             if batch is None:
@@ -463,13 +444,11 @@ class PositionProbe(Probe[PositionGradients | RowsUsed]):
         if self._looks_ahead and self._asked is None and found.ask_for_next and call.is_of_read:
             self._asked = found
 
-    def _worst(self) -> tuple[int, int, int, int]:
+    def _worst(self) -> dict[str, int]:
         """Return what was counted in the pass with most positions that ask for a token they need not predict."""
-        telling = [counts for counts in self._counted if counts[0] >= FEWEST_TELLING]
-        if telling:
-            return max(telling, key=lambda counts: max(counts[1:]) / counts[0])
-        raising, own, second, before = (sum(counts) for counts in zip((0, 0, 0, 0), *self._counted, strict=True))
-        return raising, own, second, before
+        if telling := [counts for counts in self._counted if counts["raising"] >= FEWEST_TELLING]:
+            return max(telling, key=lambda counts: max([*counts.values()][1:]) / counts["raising"])
+        return sum(map(Counter, self._counted), Counter())
 
 
 def _rows_used(read: torch.Tensor, used: torch.Tensor, mask: torch.Tensor | None) -> list[Row]:

@@ -221,11 +221,8 @@ def begun_astray(rows: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> int
     for piece in pieces:
         ends = [next(at for at, each in enumerate(_pieces_of(text)) if each == piece) + TEMPLATE_END for text in texts]
         apart = [len(prompt) - end for (prompt, _), end in zip(different, ends, strict=True)]
-        (_, alike), sides = (
-            Counter(apart).most_common(1)[0],
-            [sum(by < -1 for by in apart), sum(by > 1 for by in apart)],
-        )
-        if 2 * alike > len(apart):
+        sides = sum(by < -1 for by in apart), sum(by > 1 for by in apart)
+        if 2 * max(Counter(apart).values()) > len(apart):
             return 0
         astray = max(astray, sum(sides) if min(sides) >= FEWEST_RUNS else 0)
     return astray
@@ -263,8 +260,8 @@ def counted_by_words(pieces: Sequence[str], used: Sequence[bool]) -> bool | None
     return all(used[:number]) and words - 2 * signs <= number <= words
 
 
-def ends_of(rows: Sequence[Row]) -> tuple[int, int, int]:
-    """Return how many answers stand whole behind prompts, how many have the same end, and how many none of their own.
+def ends_of(rows: Sequence[Row]) -> dict[str, int]:
+    """Return fields of RowsUsed about answers that stand whole behind prompts.
 
     An end token follows no other token of an answer. The longest rows may be truncated.
     """
@@ -274,7 +271,8 @@ def ends_of(rows: Sequence[Row]) -> tuple[int, int, int]:
     neighbours = [pair for pairs in answers for pair in pairwise(pairs)]
     within = {token for (token, label), (_, after) in neighbours if IGNORED not in (label, after)}
     last = Counter(pairs[-1][0] for pairs in answers)
-    return len(answers), max(last.values(), default=0), sum(last[token] for token in within)
+    loose = sum(last[token] for token in within)
+    return {"answers": len(answers), "alike": max(last.values(), default=0), "loose": loose}
 
 
 def stand_still(positions: Sequence[int]) -> bool:

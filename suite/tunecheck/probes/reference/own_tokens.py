@@ -152,18 +152,15 @@ class Raised:
         second = read.roll(-2, dims=1)[:, : -1 : self.every]  # behind the last one stands the first one, by chance
         own, second = raised == read[:, : -1 : self.every], ~self.asked & (raised == second)
         before = ~(self.asked | own) & (raised == read.roll(1, dims=1)[:, : -1 : self.every])
-        at, own_token, one_later, one_before = (int((telling & each).sum()) for each in (telling, own, second, before))
-        self.telling, self.own, self.second, self.counts = (
-            at,
-            own_token,
-            one_later,
-            (at, own_token, one_later, one_before),
-        )
+        places = {"raising": telling, "raising_own": own, "raising_second": second, "raising_before": before}
+        self.counts = {field: int((telling & each).sum()) for field, each in places.items()}
+        """Fields of PositionGradients."""
+        self.telling, self.own, self.second, _ = self.counts.values()
 
-    def ahead(self, way: Scored | None = None) -> tuple[int, int]:
-        """Return how many rows are asked for the next token at the position where most are, and how many see it.
+    def ahead(self, way: Scored | None = None) -> dict[str, int]:
+        """Return fields of PositionGradients about rows asked for the next token at the position where most are.
 
-        By the loss's graph, else every second row by another call.
+        Whether they see it tells the loss's graph, else another call tells it of every second row; nothing if none can.
         """
         everywhere = torch.zeros_like(self.rows[:, 1:], dtype=torch.bool)
         everywhere[:, :: self.every] = self.asked
@@ -172,7 +169,8 @@ class Raised:
             seeing, asked = self.call.rows_that_see(at), everywhere[::2, at]
         else:
             seeing, asked = way.rows_that_see(at, turned=self.call.turned), everywhere[:, at]
-        return (0, 0) if seeing is None else (int(asked.sum()), int((seeing.to(asked.device) & asked).sum()))
+        known = {} if seeing is None else {"asked_for_next": asked, "seeing_next": seeing.to(asked.device) & asked}
+        return {field: int(rows.sum()) for field, rows in known.items()}
 
     @property
     def ask_for_next(self) -> bool:
