@@ -19,7 +19,6 @@ from tunecheck.core.text import printable
 from tunecheck.core.trace import read
 from tunecheck.listen.explain import afterwards, beforehand, lines
 from tunecheck.results import exit_code
-from tunecheck.results.answers import Answers
 from tunecheck.results.rejudge import judged_again, report_on, session_report
 
 LAST = "default: the last session of ./reports/runs"
@@ -96,12 +95,10 @@ def _judge(options: argparse.Namespace) -> int:
     from tunecheck.report.terminal import print_report
 
     files = [file for path in options.trace or [_last_session()] for file in _traces(path)]
-    traces = [read(file) for file in files]
-    answers = Answers(ignore=read_ignored(options.ignore), strict=options.strict)
-    runs = [
-        judged_again(trace, options.set, trace_file=str(path), answers=answers)
-        for trace, path in zip(traces, files, strict=True)
-    ]
+    ignore = read_ignored(options.ignore)
+    traces = [read(file).answered(ignore, strict=options.strict) for file in files]
+    pairs = zip(traces, files, strict=True)
+    runs = [judged_again(trace, options.set, trace_file=str(path)) for trace, path in pairs]
     # as the session itself said: a run that was interrupted, or killed with its session, is no run that failed
     interrupted = any(run.interrupted for run in runs)
     command = shown(["tunecheck", "judge", *map(str, files)])

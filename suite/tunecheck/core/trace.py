@@ -92,6 +92,11 @@ class Trace:
         """The same, typed."""
         return RunSnapshot(self.settings)
 
+    def answered(self, ignore: Mapping[str, str], *, strict: bool) -> "Trace":
+        """Return the trace as of a run with these answers of its user, which go before its own."""
+        answers = {"ignore": {**self.run.ignore, **ignore}, "strict": strict or self.run.strict}
+        return replace(self, header=replace(self.header, run={**self.header.run, **answers}))
+
     @cached_property
     def facts(self) -> Mapping[str, Fact]:
         """Premise to what is known about it; what the training did says more than what it declares."""

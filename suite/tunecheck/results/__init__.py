@@ -23,7 +23,6 @@ from tunecheck.core.premises import Premise
 from tunecheck.core.snapshot import RunSnapshot
 from tunecheck.core.text import counted
 from tunecheck.core.trace import Attempt, Trace
-from tunecheck.results.answers import NO_ANSWERS, Answers
 from tunecheck.results.baseline import FigureComparison
 from tunecheck.results.causes import explained, plausible
 from tunecheck.results.domain import attributed, domain_of_end, machine_fault
@@ -268,18 +267,15 @@ class Report(Frozen):
         return [comparison for comparison in self.figure_comparisons if comparison.status == "worse"]
 
 
-def summarize(
-    trace: Trace, findings: Sequence[Finding], *, trace_file: str, seconds: float, answers: Answers = NO_ANSWERS
-) -> RunReport:
+def summarize(trace: Trace, findings: Sequence[Finding], *, trace_file: str, seconds: float) -> RunReport:
     """Return the row of a run that was tried, with the outcome of its findings and its last attempt to train.
 
-    These answers go before those of the trace. They are applied to the findings; those that failed are attributed to a
-    domain and to their cause.
+    The run's answers are applied to the findings; those that failed are attributed to a domain and to their cause.
     """
-    answers = answers.before(trace.run)
-    needless = answers.needless(findings)
-    ask = not (answers.strict or trace.holds(Premise.INTENT_DECLARED))
-    findings = explained([answers.applied(finding) for finding in findings], ask=ask)
+    broken = {finding.check for finding in findings if finding.status in (Status.FAILED, Status.SUSPECTED)}
+    needless = tuple(check for check in trace.run.ignore if check not in broken)
+    ask = not (trace.run.strict or trace.holds(Premise.INTENT_DECLARED))
+    findings = explained([answered(finding, trace.run) for finding in findings], ask=ask)
     findings = [attributed(trace, plausible(finding, findings, trace)) for finding in findings]
     attribution = domain_of_end(trace)
     run, main = trace.run, trace.main if trace.trainings else None
@@ -329,6 +325,15 @@ def summarize(
         entry=entry_of(trace),
         trace_file=trace_file,
     )
+
+
+def answered(finding: Finding, run: RunSnapshot) -> Finding:
+    """Return the finding as the user's answers for this run have it: ignored where it is meant, failed where strict."""
+    if finding.status not in (Status.FAILED, Status.SUSPECTED):
+        return finding
+    if reason := run.ignore.get(finding.check):
+        return replace(finding, status=Status.IGNORED, meant=reason)
+    return replace(finding, status=Status.FAILED) if run.strict else finding
 
 
 def waiting(run: "Run | RunSnapshot") -> Entry | None:

@@ -14,13 +14,10 @@ from tunecheck.core.files import listed
 from tunecheck.core.finding import Finding, Status
 from tunecheck.core.trace import Trace, read
 from tunecheck.results import Report, RunReport, summarize, verdict_of
-from tunecheck.results.answers import NO_ANSWERS, Answers
 from tunecheck.results.stored import VERDICT_FILE, VERDICTS
 
 
-def judged_again(
-    trace: Trace, overrides: Sequence[str], *, trace_file: str, answers: Answers = NO_ANSWERS
-) -> RunReport:
+def judged_again(trace: Trace, overrides: Sequence[str], *, trace_file: str) -> RunReport:
     """Return the run's row by its own checks, their limits overridden by `checks.NAME.LIMIT=VALUE`.
 
     Raises ConfigError for a limit that does not exist, TraceError for a header that describes no run.
@@ -30,7 +27,7 @@ def judged_again(
     course = {why for told in trace.records(PremisesOpen) for why in told.reasons.values()}
     findings.sort(key=lambda finding: finding.detail not in course)  # read first: no declaration foretold it
     seconds = sum(attempt.end.seconds for attempt in trace.attempts if attempt.end)
-    return summarize(trace, findings, trace_file=trace_file, seconds=seconds, answers=answers)
+    return summarize(trace, findings, trace_file=trace_file, seconds=seconds)
 
 
 def _with_expectations(findings: Sequence[Finding], expected: Mapping[str, object]) -> list[Finding]:
