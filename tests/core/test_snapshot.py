@@ -27,10 +27,9 @@ SECTIONS = {
     "training": snapshot.TrainingSnapshot,
     "lora": snapshot.LoraSnapshot,
     "quantization": snapshot.QuantizationSnapshot,
-    "evaluation": snapshot.EvaluationSnapshot,
-    "probes": snapshot.ProbesSnapshot,
-    "model": snapshot.ModelSnapshot,
 }
+FLAT = ("evaluated", "evaluated_at", "repeat_steps", "resume_from", "rescale_to", "processes", "parameters")
+"""Keys of other sections, each by itself."""
 
 
 def test_it_says_what_the_configuration_says() -> None:
@@ -44,7 +43,10 @@ def test_it_says_what_the_configuration_says() -> None:
                 continue
             value = given[field.name]
             assert getattr(section, field.name) == (tuple(value) if isinstance(value, list) else value)
-    assert run.architecture.num_hidden_layers == 2
+    assert (run.architecture.num_hidden_layers, run.layers, run.model) == (2, 2, RUN.model.name)
+    assert (run.evaluated, run.evaluated_at) == (tuple(RUN.evaluation.splits), tuple(RUN.evaluation.at))
+    assert (run.repeat_steps, run.resume_from) == (RUN.probes.repeat_steps, RUN.probes.resume_from)
+    assert (run.rescale_to, run.processes) == (tuple(RUN.probes.rescale_to), RUN.processes)
     assert (run.id, run.tier, run.name) == (RUN.id, RUN.tier, RUN.name)
     assert (run.features, dict(run.checks)) == (RUN.features, RUN.checks)
     assert (run.device, run.fallback, run.strategy) == (RUN.device, tuple(RUN.fallback), RUN.strategy)
@@ -59,7 +61,7 @@ def test_defaults_are_those_of_the_configuration(source) -> None:
     short = run.model_dump(mode="json", exclude_defaults=True, exclude_unset=True)
     sparse = RunSnapshot({**short, "features": sorted(run.features)})
 
-    for name in ("training", "lora", "quantization", "evaluation", "probes", "device", "fallback", "entry"):
+    for name in ("training", "lora", "quantization", *FLAT, "device", "fallback", "entry"):
         assert getattr(sparse, name) == getattr(written, name)
 
 
@@ -82,7 +84,7 @@ def test_what_a_damaged_header_lacks_is_missing_evidence() -> None:
     with pytest.raises(MissingEvidence, match="lacks tier"):
         _ = RunSnapshot({}).tier
     assert run.lora is None
-    assert run.probes == RunSnapshot(SETTINGS).probes
+    assert run.repeat_steps == RunSnapshot(SETTINGS).repeat_steps
 
 
 def test_it_is_frozen() -> None:

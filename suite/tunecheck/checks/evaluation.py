@@ -41,8 +41,8 @@ class EvaluationOracle(NumericCheck):
                 problems.append(audit)
                 lines[-1] += f", from logits of {audit.logit_digits} binary digits"
         seen = {(held.step, held.split) for held in trace.all(Evaluation)}
-        steps = (0, *trace.run.evaluation.at, trace.run.training.max_steps)
-        due = {(at, split) for at in steps for split in trace.run.evaluation.splits}
+        steps = (0, *trace.run.evaluated_at, trace.run.training.max_steps)
+        due = {(at, split) for at in steps for split in trace.run.evaluated}
         for words, wrong in (("never evaluated", due - seen), ("evaluated, but not configured", seen - due)):
             if wrong:
                 lines.append(f"{words}: {some([f'{split} before step {at}' for at, split in sorted(wrong)])}")

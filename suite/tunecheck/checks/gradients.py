@@ -209,6 +209,6 @@ class Finite(Check):
         problems += [f"step {seen.step}: gradients of {some(seen.nonfinite)}" for seen in taken if seen.nonfinite]
         if broken := trace.one(evidence.Movement).nonfinite:
             problems.append(f"weights after training: {some(broken)}")
-        evaluations = trace.all(evidence.Evaluation) if trace.run.evaluation.splits else []
+        evaluations = trace.all(evidence.Evaluation) if trace.run.evaluated else []
         problems += [f"evaluation before step {e.step}: {e.loss}" for e in evaluations if not math.isfinite(e.loss)]
         return self.unless(problems, f"{len(trace.steps)} steps", most=3)

@@ -185,7 +185,7 @@ class ParametersCounted(Check):
         if (wanted := censuses[0].expected_parameters) is None:
             raise NotApplicable("the parameter count of this architecture is not known")
         added = trace.run.added if trace.run.added is not None else wanted
-        base = recorded(trace.run.model.parameters, "the header of the trace lacks model.parameters")
+        base = recorded(trace.run.parameters, "the header of the trace lacks model.parameters")
         total = base + (added if trace.run.lora else 0)
         problems = said_once((c.when, *wrong) for c in censuses for wrong in _counted_wrongly(c, wanted, total))
         last = censuses[-1]

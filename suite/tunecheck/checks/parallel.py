@@ -212,7 +212,7 @@ class RanksReportAlike(Check):
                 clips = {seen.step: seen.clip_scale for seen in trace.of_rank(rank).records(evidence.CallOrder)}
                 told = [{**own, "share left by clipping": clips.get(at)} for at, own in enumerate(told)]
             numbers[rank] = [(f"step {step.step}", own) for step, own in zip(steps, told, strict=True)]
-        if of_all and trace.run.evaluation.splits:
+        if of_all and trace.run.evaluated:
             for rank, held in trace.of_every_rank(evidence.Evaluation).items():
                 losses = [(f"{e.split} before step {e.step}", {"loss": e.loss, "tokens": e.tokens}) for e in held]
                 numbers[rank] += losses

@@ -157,7 +157,7 @@ class RepeatEquals(Check):
     def judge(self, trace: Trace) -> Finding:
         first = {step.step: step for step in trace.steps}
         again = trace.finished(evidence.AttemptPurpose.REPEAT).all(evidence.Step)
-        recorded(len(again) >= trace.run.probes.repeat_steps, f"the repeated run took {len(again)} steps")
+        recorded(len(again) >= trace.run.repeat_steps, f"the repeated run took {len(again)} steps")
         different = _differing(first, again)
         detail = f"{len(again)} steps equal to the last bit"
         if different:
@@ -189,7 +189,7 @@ class ResumeEquals(NumericCheck):
             limit = limit if _differing(first, repeats[-1].all(evidence.Step)) else 0.0
         worst, detail = _departure(trace, {0: again}, trace.records(evidence.TrainerState))
         if worst == 0:
-            detail = f"{len(again.all(evidence.Step))} steps equal from step {trace.run.probes.resume_from} on"
+            detail = f"{len(again.all(evidence.Step))} steps equal from step {trace.run.resume_from} on"
         if worst <= limit and not again.all(evidence.Trained):
             raise MissingEvidence("the resume attempt recorded no norms of its tensors")
         norms = {name: norm for ended in again.all(evidence.Trained) for name, norm in ended.norms.items()}
@@ -223,7 +223,7 @@ class RescaleEquals(NumericCheck):
 
     def judge(self, trace: Trace) -> Finding:
         saved, limit = trace.of_every_rank(evidence.TrainerState)[0], self.limit(trace)
-        numbers = trace.run.probes.rescale_to
+        numbers = trace.run.rescale_to
         found = {processes: _departure(trace, _rescaled(trace, processes), saved) for processes in numbers}
         processes = worst_of(found, key=lambda number: found[number][0])
         error, where = found[processes]
@@ -253,7 +253,7 @@ def _rescaled(trace: Trace, processes: int) -> dict[int, Attempt]:
 def _departure(trace: Trace, again: dict[int, Attempt], saved: list[evidence.TrainerState]) -> tuple[float, str]:
     """Return how far these ranks depart from the uninterrupted run, infinite for what must be equal, and where."""
     first, steps = {step.step: step for step in trace.steps}, again[0].all(evidence.Step)
-    start = recorded(trace.run.probes.resume_from, "the header of the trace lacks probes.resume_from")
+    start = recorded(trace.run.resume_from, "the header of the trace lacks probes.resume_from")
     end = trace.run.training.max_steps
     if [step.step for step in steps] != list(range(start, end)):
         return math.inf, f"it took steps {[step.step for step in steps][:3]}..., not {start} to {end - 1}"

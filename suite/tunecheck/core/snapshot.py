@@ -32,14 +32,6 @@ class ArchitectureSnapshot(Frozen):
     """Standard deviation of random weights; the default is transformers' own."""
 
 
-class ModelSnapshot(Frozen):
-    """The model."""
-
-    name: str
-    parameters: int | None = None
-    """All parameters of the base, a tied tensor counted once."""
-
-
 class LoraSnapshot(Frozen):
     """The adapters."""
 
@@ -98,58 +90,32 @@ class TrainingSnapshot(Frozen):
         return self.offload == "parameters"
 
 
-class EvaluationSnapshot(Frozen):
-    """The evaluations."""
-
-    splits: tuple[str, ...] = ("probe",)
-    at: tuple[int, ...] = ()
-    """Steps before which to evaluate, besides start and end."""
-
-
-class ProbesSnapshot(Frozen):
-    """The evidence that costs time."""
-
-    repeat_steps: int = 0
-    resume_from: int | None = None
-    rescale_to: tuple[int, ...] = ()
-
-
-class ParallelSnapshot(Frozen):
-    """Several processes that train together."""
-
-    processes: int
-
-
-def _read(kind: Any, given: Any, path: str) -> Any:
-    """Return what the header has at this path, as this type. Raises MissingEvidence for what is not there or wrong."""
-    if given is None:
-        raise MissingEvidence(f"the header of the trace lacks {path}")
-    try:
-        needed = [field.name for field in fields(kind) if field.default is MISSING] if is_dataclass(kind) else []
-        if lacking := [f"{path}.{name}" for name in needed if name not in given]:
-            raise MissingEvidence(f"the header of the trace lacks {', '.join(lacking)}")
-        return build(kind, given, partial=True)
-    except MISFITS as error:
-        raise MissingEvidence(f"the header of the trace has another {path}: {error}") from None
-
-
 class _Key(Generic[S]):
-    """A key of the configuration: its type, and its value where the header has none, or null."""
+    """A setting: its type, its value where the header has none, or null, and its path where that is not its name."""
 
-    def __init__(self, kind: Any, *default: S) -> None:
-        self._kind, self._default = kind, default
+    def __init__(self, kind: Any, *default: S, path: str = "") -> None:
+        self._kind, self._default, self.path = kind, default, path
         # a section is looked at when it is read: a damaged one costs only the checks that need it
         self.required = Any if is_dataclass(kind) else kind | None if default else kind
 
     def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
+        self.path = self.path or name
 
     def __get__(self, run: "RunSnapshot", owner: type | None = None) -> S:
-        """Return the run's value. Raises MissingEvidence where the header lacks a key without a default."""
-        given = run.settings.get(self._name)
+        """Return the run's value. Raises MissingEvidence for a key without a default that is not there, or is wrong."""
+        given: Any = run.settings
+        for key in self.path.split("."):
+            given = (given or {}).get(key)
         if given is None and self._default:
             return self._default[0]
-        return cast(S, _read(self._kind, given, self._name))
+        needed = [one.name for one in fields(self._kind) if one.default is MISSING] if is_dataclass(self._kind) else []
+        lacking = [self.path] if given is None else [f"{self.path}.{name}" for name in needed if name not in given]
+        if lacking:
+            raise MissingEvidence(f"the header of the trace lacks {', '.join(lacking)}")
+        try:
+            return cast(S, build(self._kind, given, partial=True))
+        except MISFITS as error:
+            raise MissingEvidence(f"the header of the trace has another {self.path}: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,36 +164,31 @@ class RunSnapshot:
     checks = _Key[Mapping[str, Any]](dict[str, dict[str, Any] | str])
     """Limits by check, or "off"."""
 
-    model = _Key[ModelSnapshot](ModelSnapshot)
+    model = _Key[str](str, path="model.name")
+    parameters = _Key[int | None](int, None, path="model.parameters")
+    """All parameters of the base, a tied tensor counted once."""
+    architecture = _Key[ArchitectureSnapshot](ArchitectureSnapshot, path="model.architecture")
+    layers = _Key(int, 0, path="model.architecture.num_hidden_layers")
+    """Layers of the decoder; 0 where they are not known, as in a class of the script's own."""
     training = _Key[TrainingSnapshot](TrainingSnapshot)
-    evaluation = _Key(EvaluationSnapshot, EvaluationSnapshot())
-    probes = _Key(ProbesSnapshot, ProbesSnapshot())
     lora = _Key[LoraSnapshot | None](LoraSnapshot, None)
     """The adapters; None where the base itself learns."""
     quantization = _Key[QuantizationSnapshot | None](QuantizationSnapshot, None)
     """The quantisation; None for a base that is not quantised."""
-    parallel = _Key(ParallelSnapshot, ParallelSnapshot(processes=1))
+    evaluated = _Key[tuple[str, ...]](tuple[str, ...], ("probe",), path="evaluation.splits")
+    """Splits that are evaluated."""
+    evaluated_at = _Key[tuple[int, ...]](tuple[int, ...], (), path="evaluation.at")
+    """Steps before which to evaluate, besides start and end."""
+    repeat_steps = _Key(int, 0, path="probes.repeat_steps")
+    resume_from = _Key[int | None](int, None, path="probes.resume_from")
+    rescale_to = _Key[tuple[int, ...]](tuple[int, ...], (), path="probes.rescale_to")
+    processes = _Key(int, 1, path="parallel.processes")
+    """Processes that train together."""
 
     @property
     def name(self) -> str:
         """Tier and id, which together are unique in a session."""
         return f"{self.tier}/{self.id}"
-
-    @property
-    def architecture(self) -> ArchitectureSnapshot:
-        """The model's shapes."""
-        given = (self.settings.get("model") or {}).get("architecture")
-        return cast(ArchitectureSnapshot, _read(ArchitectureSnapshot, given, "model.architecture"))
-
-    @property
-    def layers(self) -> int:
-        """Layers of the decoder; 0 where they are not known, as in a class of the script's own."""
-        return int(((self.settings.get("model") or {}).get("architecture") or {}).get("num_hidden_layers") or 0)
-
-    @property
-    def processes(self) -> int:
-        """Processes that train together."""
-        return self.parallel.processes
 
     @property
     def rows_per_step(self) -> int:
@@ -238,7 +199,8 @@ class RunSnapshot:
 
 def require_settings(settings: Mapping[str, Any]) -> None:
     """Require that each key that is read again has its type, where it is there. Raises one of typed.MISFITS."""
-    hints = {name: key.required for name, key in vars(RunSnapshot).items() if isinstance(key, _Key)}
+    keys = [key for key in vars(RunSnapshot).values() if isinstance(key, _Key)]
+    hints = {key.path.partition(".")[0]: dict[str, Any] | None if "." in key.path else key.required for key in keys}
     for name, hint in {**hints, "model": dict[str, Any], "training": dict[str, Any]}.items():
         if name in settings:
             build_field(name, hint, settings[name])

@@ -298,7 +298,7 @@ def summarize(trace: Trace, findings: Sequence[Finding], *, trace_file: str, sec
     return RunReport(
         run=run.id,
         tier=run.tier,
-        model=run.model.name,
+        model=run.model,
         outcome=outcome,
         reason=reason,
         domain=attribution[0] if attribution else "",
