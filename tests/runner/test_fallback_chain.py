@@ -54,7 +54,7 @@ def test_the_table_has_every_step_of_the_configuration_in_its_order():
 
 def walk(*settings: str) -> list[tuple[str, str, dict[str, object]]]:
     """Every try of the run with these settings on a machine with a GPU."""
-    return [(t.step, t.device, t.changes) for t in tries(run_with(*settings), "cuda")]
+    return [(t.fallback_step, t.device, t.changes) for t in tries(run_with(*settings), "cuda")]
 
 
 LEAN = {
@@ -70,13 +70,13 @@ def test_steps_add_up_on_the_gpu_and_start_over_on_the_cpu():
     """4-bit weights are evaluated where they are packed, so that step is skipped and the next one says so."""
     attempts = list(tries(run_with("fallback=[lean, offload, evaluate_on_gpu, cpu]"), "cuda"))
 
-    assert [(t.step, t.device, t.changes) for t in attempts] == [
+    assert [(t.fallback_step, t.device, t.changes) for t in attempts] == [
         ("", "cuda", {}),
         ("lean", "cuda", LEAN),
         ("offload", "cuda", {**LEAN, "training.offload": "activations"}),
         ("cpu", "cpu", {}),
     ]
-    assert attempts[-1].passed_over == ("evaluate_on_gpu: 4-bit weights are packed for one device",)
+    assert attempts[-1].skipped_steps == ("evaluate_on_gpu: 4-bit weights are packed for one device",)
 
 
 def test_steps_that_do_not_apply_or_change_nothing_are_skipped_and_reported():
@@ -86,9 +86,12 @@ def test_steps_that_do_not_apply_or_change_nothing_are_skipped_and_reported():
     already = list(tries(run_with("fallback=[lean, cpu]", *lean), "cuda"))
     fp16 = list(tries(run_with(*PLAIN, "fallback=[offload, cpu]", "training.precision=fp16"), "cuda"))
 
-    assert [t.step for t in on_cpu] == [""]
-    assert [(t.step, t.passed_over) for t in already] == [("", ()), ("cpu", ("lean: the run is that already",))]
-    assert fp16[1].passed_over == ("offload: fp16's gradient scaler cannot follow gradients to the CPU",)
+    assert [t.fallback_step for t in on_cpu] == [""]
+    assert [(t.fallback_step, t.skipped_steps) for t in already] == [
+        ("", ()),
+        ("cpu", ("lean: the run is that already",)),
+    ]
+    assert fp16[1].skipped_steps == ("offload: fp16's gradient scaler cannot follow gradients to the CPU",)
 
 
 def test_a_canary_keeps_its_micro_batches():

@@ -153,7 +153,7 @@ def _estimate(options: argparse.Namespace) -> None:
         varied["variants"] = {name.value: variant(run, changes) for name, changes in VARIANTS.items()}
     if options.fallback:
         steps = every_fallback_step(run, "cuda", gpu_only=True)
-        varied["fallback"] = {step.step or "as configured": variant(run, step.changes) for step in steps}
+        varied["fallback"] = {step.configuration: variant(run, step.changes) for step in steps}
     if options.savings:
         useful = [words for words, helps in table.changes_of(run).items() if helps]
         varied["savings"] = {" ".join(words): load_run(path, [*options.set, *words]) for words in useful}

@@ -21,7 +21,7 @@ from tunecheck.core.frozen import Frozen
 from tunecheck.core.log import log
 from tunecheck.core.trace import Trace, TraceWriter, header_of, read
 from tunecheck.hardware.monitor import Meter
-from tunecheck.runner.fallback_chain import VARIANTS, Try, every_fallback_step, rescaled, tries, variant
+from tunecheck.runner.fallback_chain import VARIANTS, every_fallback_step, rescaled, tries, variant
 from tunecheck.runner.outcome import Outcome, outcome_of
 from tunecheck.runner.process import run_child, run_here
 from tunecheck.runner.ranks import merge_traces
@@ -103,11 +103,11 @@ class Runner(Frozen):
                 break
             why = {"reason": AttemptReason.OUT_OF_MEMORY, "detail": end.detail}
 
-    def _further(self, make: Callable[..., AttemptEnd], run: Run, taken: Try) -> None:
+    def _further(self, make: Callable[..., AttemptEnd], run: Run, taken: AttemptStart) -> None:
         """The attempts that the run asks for after its training, at the fallback step where that finished."""
         probes = run.probes
-        if probes.reference and taken.step and taken.device == "cpu":
-            make(AttemptPurpose.REFERENCE, Try(step="", device="cpu"))
+        if probes.reference and taken.fallback_step and taken.device == "cpu":
+            make(AttemptPurpose.REFERENCE, AttemptStart(purpose=TRAIN, device="cpu"))
         if probes.repeat_steps:
             make(AttemptPurpose.REPEAT, taken)
         if probes.resume_from is not None:
@@ -127,7 +127,7 @@ class Runner(Frozen):
                 make(AttemptPurpose.FALLBACK_STEP, trial)
 
     def _attempt(
-        self, shared: Request, writer: TraceWriter, purpose: AttemptPurpose, trial: Try, **about: Any
+        self, shared: Request, writer: TraceWriter, purpose: AttemptPurpose, trial: AttemptStart, **about: Any
     ) -> AttemptEnd:
         """One attempt from its start line to its end line in the trace; `shared` is of the run as configured.
 
@@ -140,17 +140,8 @@ class Runner(Frozen):
         on_card = device == "cuda" or (run.evaluation.device == "cuda" and purpose == TRAIN)
         cap_bytes = self.vram_cap_bytes if on_card else None
         cards = self.cards[: run.processes] if on_card else ()
-        start = AttemptStart(
-            purpose=purpose,
-            device=torch_device,
-            skipped_steps=trial.passed_over,
-            changes=trial.changes,
-            card=", ".join(cards) or None,
-            vram_cap_bytes=cap_bytes,
-            fallback_step=trial.step,
-            **about,
-        )
-        writer.write(start)
+        given: dict[str, Any] = {"device": torch_device, "card": ", ".join(cards) or None, "vram_cap_bytes": cap_bytes}
+        writer.write(replace(trial, purpose=purpose, **given, **about))
         weights, data = shared.weights, shared.dataset
         told = f"{weights.source} weights {weights.identifier}, {data.source} data {data.identifier}"
         log.info(f"{run.name}: {purpose} {_told(trial)}, {told}")
@@ -197,9 +188,9 @@ def _tell_progress(run: Run, step: Step) -> None:
     )
 
 
-def _told(trial: Try) -> str:
+def _told(trial: AttemptStart) -> str:
     """Return where an attempt trains and at which fallback step: "on cuda:0 (lean)"."""
-    step = f" ({trial.step})" if trial.step not in ("", trial.device) else ""
+    step = f" ({trial.fallback_step})" if trial.fallback_step not in ("", trial.device) else ""
     return f"on {'cuda:0' if trial.device == 'cuda' else 'the CPU'}{step}"
 
 

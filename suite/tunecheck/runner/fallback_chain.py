@@ -5,13 +5,12 @@ the CPU is the run as configured, so that its losses are those of a run that beg
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import field, replace
+from dataclasses import replace
 from operator import attrgetter
 from typing import Any, NamedTuple
 
 from tunecheck.config.schema import Run
-from tunecheck.core.evidence import MemoryVariant
-from tunecheck.core.frozen import Frozen
+from tunecheck.core.evidence import AttemptPurpose, AttemptStart, MemoryVariant
 from tunecheck.core.snapshot import changed
 
 Changes = dict[str, Any]
@@ -52,17 +51,6 @@ class FallbackStep(NamedTuple):
     """What it changes in this run; nothing where the run has it already."""
     obstacle: Callable[[Run], str] = lambda run: ""
     """Why this run cannot take it, in a sentence; empty when it can."""
-
-
-class Try(Frozen):
-    """One attempt to train, as the fallback chain has it."""
-
-    step: str
-    """Name in FALLBACK_CHAIN; empty for the run as configured."""
-    device: str
-    changes: Changes = field(default_factory=dict)
-    passed_over: tuple[str, ...] = ()
-    """Steps before it that were not tried, each with its reason."""
 
 
 def _lean(run: Run) -> Changes:
@@ -111,13 +99,14 @@ FALLBACK_CHAIN: dict[str, FallbackStep] = {
 """In their order, under the names of tunecheck.config.schema."""
 
 
-def tries(run: Run, device: str) -> Iterator[Try]:
+def tries(run: Run, device: str) -> Iterator[AttemptStart]:
     """Yield every attempt that the run may make, as configured first, each with the steps skipped before it."""
-    yield Try(step="", device=device)
+    plain = AttemptStart(purpose=AttemptPurpose.TRAIN, device=device)
+    yield plain
     if device == "cpu":
         return
     so_far: Changes = {}
-    passed_over: list[str] = []
+    skipped: list[str] = []
     for name in run.fallback:
         step = FALLBACK_CHAIN[name]
         before = so_far if step.device == "cuda" else {}
@@ -127,15 +116,15 @@ def tries(run: Run, device: str) -> Iterator[Try]:
         if not reason and not wanted and step.device == "cuda":
             reason = "the run is that already"
         if reason:
-            passed_over.append(f"{name}: {reason}")
+            skipped.append(f"{name}: {reason}")
             continue
         changes = {**before, **wanted}
         so_far = changes if step.device == "cuda" else so_far
-        yield Try(step=name, device=step.device, changes=changes, passed_over=tuple(passed_over))
-        passed_over = []
+        yield replace(plain, device=step.device, fallback_step=name, changes=changes, skipped_steps=tuple(skipped))
+        skipped = []
 
 
-def every_fallback_step(run: Run, device: str, *, gpu_only: bool = False) -> Iterator[Try]:
+def every_fallback_step(run: Run, device: str, *, gpu_only: bool = False) -> Iterator[AttemptStart]:
     """Yield the run as configured and each fallback step that trains there, whether or not the run names it."""
     with_cpu = device == "cuda" and not gpu_only
     names = [name for name, step in FALLBACK_CHAIN.items() if step.device == "cuda" or with_cpu]
