@@ -190,7 +190,9 @@ def guarded() -> Iterator[Callable[[], OSError | None]]:
         if stream is not getattr(sys, f"__{name}__") or not (stream is None or isinstance(stream, io.TextIOWrapper)):
             continue
         before[name], taken[name] = stream, _Unbroken(number, closed=number in closed)
-        setattr(sys, name, _text(taken[name], stream))
+        encoding = stream.encoding if stream else "utf-8"  # what it lacks (an arrow, an emoji) is spelled out
+        text = io.TextIOWrapper(io.BufferedWriter(taken[name]), encoding, "backslashreplace", line_buffering=True)
+        setattr(sys, name, text)
     try:
         yield lost
     finally:
@@ -223,14 +225,3 @@ def _fill() -> set[int]:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free number: this one
             closed.add(number)
     return closed
-
-
-def _text(raw: _Unbroken, stream: io.TextIOWrapper | None) -> io.TextIOWrapper:
-    """Return a text stream like this one; what an encoding lacks (an arrow, an emoji) is spelled out."""
-    return io.TextIOWrapper(
-        io.BufferedWriter(raw),
-        encoding=stream.encoding if stream else "utf-8",
-        errors="backslashreplace",
-        line_buffering=stream.line_buffering if stream else False,
-        write_through=stream.write_through if stream else False,
-    )

@@ -15,8 +15,6 @@ from tunecheck.results.fleet import NODES_FOLDER, Place, State
 from tunecheck.results.stored import Stored, write_record
 
 REQUEST_FILE = "request.json"
-SCHEMA = 1
-"""Raised when a reader of older requests would misread a newer one."""
 
 
 class EngineOptions(Frozen):
@@ -39,7 +37,8 @@ class EngineOptions(Frozen):
 class Request(Frozen):
     """One fleet session."""
 
-    schema: int = SCHEMA
+    schema: int = 1
+    """Raised when a reader of older requests would misread a newer one."""
     id: str
     """Name of its folder."""
     folder: str
@@ -100,12 +99,8 @@ class Engine(Protocol):
         """Cancel what is queued and end what runs."""
 
 
-_REQUEST = Stored(
-    Request,
-    schema=SCHEMA,
-    what="written by `tunecheck fleet`; name the folder of a fleet, such as reports/runs/fleet-...",
-    remedy="ask again by this tunecheck",
-)
+_WHAT = "written by `tunecheck fleet`; name the folder of a fleet, such as reports/runs/fleet-..."
+_REQUEST = Stored(Request, what=_WHAT, remedy="ask again by this tunecheck")
 
 
 def write_request(request: Request) -> None:

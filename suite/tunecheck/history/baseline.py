@@ -15,8 +15,6 @@ from tunecheck.history.entry import HistoryEntry, Key
 from tunecheck.results.baseline import FEWEST_SESSIONS, FIGURES, FigureBaseline, baseline_of
 from tunecheck.results.stored import Stored
 
-SCHEMA = 1
-"""Raised when a reader of older baselines would misread a newer one."""
 DIGITS = 9
 """Of a number in the file, which people read in reviews."""
 
@@ -24,7 +22,8 @@ DIGITS = 9
 class AcceptedBaseline(Frozen):
     """A baseline that does not move with further sessions."""
 
-    schema: int = SCHEMA
+    schema: int = 1
+    """Raised when a reader of older baselines would misread a newer one."""
     run: str
     key: Key
     accepted_at: str
@@ -35,7 +34,7 @@ class AcceptedBaseline(Frozen):
 
 
 _REMEDY = "`tunecheck baseline accept RUN` makes one"
-_BASELINE = Stored(AcceptedBaseline, schema=SCHEMA, what="a baseline", remedy=_REMEDY, error=HistoryError)
+_BASELINE = Stored(AcceptedBaseline, what="a baseline", remedy=_REMEDY, error=HistoryError)
 
 
 def baseline_file(folder: Path, run: str, device: str) -> Path:

@@ -11,7 +11,7 @@ from tunecheck.core.errors import SuiteError, TraceError
 from tunecheck.core.files import read_json, write_whole
 from tunecheck.core.trace import spelled
 from tunecheck.core.typed import MISFITS, build
-from tunecheck.results import VERDICT_SCHEMA, Report
+from tunecheck.results import Report
 
 R = TypeVar("R")
 
@@ -41,11 +41,10 @@ def write_record(record: Any, path: Path, indent: int | None = 1) -> Path:
 class Stored(Generic[R]):
     """A kind of record in files."""
 
-    def __init__(
-        self, kind: type[R], *, schema: int, what: str, remedy: str, error: type[SuiteError] = TraceError
-    ) -> None:
+    def __init__(self, kind: type[R], *, what: str, remedy: str, error: type[SuiteError] = TraceError) -> None:
         """`what` such a file is and the `remedy` for one that cannot be used are part of the `error` messages."""
-        self._kind, self._schema, self._what, self._remedy, self._error = kind, schema, what, remedy, error
+        self._kind, self._what, self._remedy, self._error = kind, what, remedy, error
+        self._schema: int = vars(kind)["schema"]  # the default of this field, the only one that is read
 
     def read(self, path: Path) -> R:
         """Read a file. Raises the kind's error for one that is unreadable, foreign, damaged, or of another schema."""
@@ -71,7 +70,7 @@ class Stored(Generic[R]):
 
 VERDICT_FILE = "verdict.json"
 _WHAT = f"a verdict of tunecheck; name the {VERDICT_FILE} of a session's folder"
-VERDICTS = Stored(Report, schema=VERDICT_SCHEMA, what=_WHAT, remedy="judge the traces beside it again")
+VERDICTS = Stored(Report, what=_WHAT, remedy="judge the traces beside it again")
 
 
 def write_verdict(report: Report, folder: Path) -> Path:

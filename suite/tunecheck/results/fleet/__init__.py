@@ -15,9 +15,6 @@ from tunecheck.results import Exit, Outcome, Verdict
 from tunecheck.results.stored import Stored, json_text
 
 ANSWER_FILE, FLEET_FILE, NODES_FOLDER = "answer.json", "fleet.json", "nodes"
-ANSWER_SCHEMA, FLEET_SCHEMA = 1, 1
-"""Raised when a reader of older files would misread a newer one."""
-
 DRAIN_TEXT, DRAIN_JSON = "drain.txt", "drain.json"
 
 NODE_NAME = re.compile(r"(?!ALL$)[A-Za-z0-9][A-Za-z0-9._-]{0,252}", re.ASCII)
@@ -87,7 +84,8 @@ class RunAnswer(Frozen):
 class Answer(Frozen):
     """What one place answered."""
 
-    schema: int = ANSWER_SCHEMA
+    schema: int = 1
+    """Raised when a reader of older answers would misread a newer one."""
     place: str
     node: str
     card: int | None = None
@@ -186,7 +184,8 @@ class NodeRow(Frozen):
 class FleetReport(Frozen):
     """A whole fleet."""
 
-    schema: int = FLEET_SCHEMA
+    schema: int = 1
+    """Likewise."""
     tunecheck_version: str = __version__
     started_at: str
     """UTC, ISO 8601."""
@@ -203,8 +202,8 @@ class FleetReport(Frozen):
 
 
 _OURS, _REMEDY = "written by `tunecheck fleet`", "read it with the tunecheck that wrote it"
-ANSWERS = Stored(Answer, schema=ANSWER_SCHEMA, what=_OURS, remedy=_REMEDY)
-FLEETS = Stored(FleetReport, schema=FLEET_SCHEMA, what=_OURS, remedy=_REMEDY)
+ANSWERS = Stored(Answer, what=_OURS, remedy=_REMEDY)
+FLEETS = Stored(FleetReport, what=_OURS, remedy=_REMEDY)
 
 
 def reasons(report: FleetReport) -> dict[str, list[dict[str, Any]]]:

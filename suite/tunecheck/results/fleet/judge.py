@@ -12,7 +12,7 @@ from tunecheck.core.finding import Domain, Finding, Status
 from tunecheck.core.text import human_seconds
 from tunecheck.results import Exit, status_of, verdict_by
 from tunecheck.results.fleet import NODE_NAME, OVERDUE, Answer, FleetReport, Heard, NodeOutcome, NodeRow, RunAnswer
-from tunecheck.results.fleet.kinds import SPEED, Member, agreements, groups, outliers, slow, words
+from tunecheck.results.fleet.kinds import SPEED, agreements, members, outliers, slow, words
 
 FEWEST_FOR_A_MAJORITY = 3
 NO_GPU = "no GPU works"
@@ -80,7 +80,8 @@ def clock_remark(answer: Answer, asked_at: float, seen_at: float) -> str:
 def _by_kind(answers: Sequence[Answer]) -> tuple[defaultdict[str, list[Finding]], defaultdict[str, list[str]]]:
     findings: defaultdict[str, list[Finding]] = defaultdict(list)
     remarks: defaultdict[str, list[str]] = defaultdict(list)
-    for group in groups(answers):
+    ended = [member for member in members(answers) if member.run.numbers]
+    for group in grouped((member.kind, member) for member in ended).values():
         for place, finding in agreements(group):
             findings[place].append(finding)
         for member, figure, value, middle, last_good in outliers(group):
@@ -94,17 +95,14 @@ def _by_kind(answers: Sequence[Answer]) -> tuple[defaultdict[str, list[Finding]]
 
 def _odd_stacks(answers: Sequence[Answer]) -> Iterator[tuple[str, str]]:
     """Yield each place whose driver, library, weights or modes are others than those of most with the same device."""
-    by_device: dict[tuple[str, str, str], list[Member]] = {}
-    for answer in answers:
-        for run in answer.runs:
-            by_device.setdefault((run.run, run.fingerprint, run.kind.get("device", "")), []).append(Member(answer, run))
-    for members in by_device.values():
-        for name in dict.fromkeys(name for member in members for name in member.run.kind):
-            (usual, count), *others = Counter(member.run.kind.get(name, "none") for member in members).most_common()
-            if others and 2 * count > len(members):
-                for member in members:
+    devices = (((m.run.run, m.run.fingerprint, m.run.kind.get("device", "")), m) for m in members(answers))
+    for alike in grouped(devices).values():
+        for name in dict.fromkeys(name for member in alike for name in member.run.kind):
+            (usual, count), *others = Counter(member.run.kind.get(name, "none") for member in alike).most_common()
+            if others and 2 * count > len(alike):
+                for member in alike:
                     if (here := member.run.kind.get(name, "none")) != usual:
-                        yield member.answer.place, f"{name} {here}, and {usual} on {count} of {len(members)}"
+                        yield member.answer.place, f"{name} {here}, and {usual} on {count} of {len(alike)}"
 
 
 class _Causes:

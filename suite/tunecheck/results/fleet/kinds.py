@@ -47,6 +47,11 @@ class Member:
     run: RunAnswer
 
     @property
+    def kind(self) -> tuple[object, ...]:
+        """Run, configuration and kind of node, which those have in common that are compared."""
+        return self.run.run, self.run.fingerprint, self.run.deterministic, *sorted(self.run.kind.items())
+
+    @property
     def bits(self) -> bytes:
         """Digest of the numbers, NaN being equal to the same NaN."""
         digest = sha256()
@@ -55,15 +60,9 @@ class Member:
         return digest.digest()
 
 
-def groups(answers: Iterable[Answer]) -> list[list[Member]]:
-    """Return the runs that came to their end, by run, configuration and kind of node."""
-    found: dict[tuple[object, ...], list[Member]] = {}
-    for answer in answers:
-        for run in answer.runs:
-            if run.numbers:
-                key = (run.run, run.fingerprint, run.deterministic, *sorted(run.kind.items()))
-                found.setdefault(key, []).append(Member(answer, run))
-    return list(found.values())
+def members(answers: Iterable[Answer]) -> list[Member]:
+    """Return every run of these answers."""
+    return [Member(answer, run) for answer in answers for run in answer.runs]
 
 
 def agreements(group: Sequence[Member]) -> Iterator[tuple[str, Finding]]:
