@@ -11,8 +11,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tunecheck.cli.runs import count_all
 from tunecheck.config import load_model
 from tunecheck.core.trace import Trace, read
+from tunecheck.report.files import comparison_markdown, escaped
 from tunecheck.report.page.tables import said
-from tunecheck.report.summary import comparison_markdown, escaped
 from tunecheck.report.view import machine
 from tunecheck.results import RunReport
 from tunecheck.results.comparison import comparisons

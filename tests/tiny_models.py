@@ -96,8 +96,8 @@ def local(path):
 
 
 def shelf_of(home, name="tiny"):
-    """Everything on a model's shelf but the lock's two files."""
-    return sorted(path.name for path in (home / "models" / name).iterdir() if path.name not in (".lock", ".owner"))
+    """Everything on a model's shelf but the lock."""
+    return sorted(path.name for path in (home / "models" / name).iterdir() if path.name != ".lock")
 
 
 def as_python(monkeypatch, tmp_path, script):

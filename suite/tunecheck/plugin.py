@@ -450,7 +450,7 @@ class SessionHooks:
             return
         from rich.console import Console
 
-        from tunecheck.report.summary import workflow_commands
+        from tunecheck.report.files import workflow_commands
         from tunecheck.report.terminal import print_report
 
         try:

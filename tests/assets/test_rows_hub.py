@@ -30,8 +30,7 @@ from tunecheck.core.errors import ConfigError, DataError
 from tunecheck.core.evidence import AttemptOutcome, Dataset, DataSplit
 from tunecheck.core.evidence import Weights as WeightsRecord
 from tunecheck.core.paths import shipped_folder
-from tunecheck.report.junit import junit_xml
-from tunecheck.report.summary import escaped, summary_markdown
+from tunecheck.report.files import escaped, junit_xml, summary_markdown
 from tunecheck.report.terminal import print_report
 from tunecheck.results import Report, RunReport, data_words, summarize
 from tunecheck.runner import Runner

@@ -90,6 +90,6 @@ def test_json_that_is_nested_too_deeply_is_no_json():
 def test_a_lock_whose_holder_cannot_be_read_has_no_known_holder(tmp_path):
     """A pipe in its place is not waited for."""
     lock = OwnedLock(tmp_path / "x.lock")
-    os.mkfifo(tmp_path / "x.owner")
+    os.mkfifo(tmp_path / "x.lock")
 
     assert lock.holder == "?"

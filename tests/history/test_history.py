@@ -27,7 +27,7 @@ from tunecheck.history.entry import LIBRARIES, Key, changed, history_entry, need
 from tunecheck.history.remember import compare_figures, rebuild, remember, with_history
 from tunecheck.history.store import Store, history_file
 from tunecheck.memory import need_of
-from tunecheck.report.summary import summary_markdown, workflow_commands
+from tunecheck.report.files import summary_markdown, workflow_commands
 from tunecheck.results import exit_code
 from tunecheck.results.baseline import FIGURES, MOST_SESSIONS, FigureBaseline, baseline_of, compare_to_baseline
 from tunecheck.results.stored import VERDICTS, write_verdict

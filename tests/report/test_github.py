@@ -6,7 +6,7 @@ import pytest
 from report_rows import FAILED, MISSING, PASSED, other, report, row
 
 from tunecheck.core.errors import SuiteError
-from tunecheck.report.summary import MOST_ANNOTATIONS, append_summary, summary_markdown, workflow_commands
+from tunecheck.report.files import MOST_ANNOTATIONS, append_summary, summary_markdown, workflow_commands
 from tunecheck.session import written
 
 ACTIONS = {"GITHUB_ACTIONS": "true"}

@@ -25,8 +25,7 @@ from tunecheck.core.evidence import AttemptEnd, AttemptStart, Evaluation, Phase,
 from tunecheck.core.finding import Finding, Status
 from tunecheck.core.text import facts, human_bytes, human_number, human_seconds, one_line, printable
 from tunecheck.core.trace import Attempt, Trace
-from tunecheck.report.junit import junit_xml
-from tunecheck.report.summary import SIZE_LIMIT_BYTES, summary_markdown
+from tunecheck.report.files import SIZE_LIMIT_BYTES, junit_xml, summary_markdown
 from tunecheck.report.terminal import BROKEN, LEVELS, print_changes, print_report, sparkline
 from tunecheck.report.view import machine
 from tunecheck.results import Report, RunReport, Tried, exit_code, summarize
@@ -955,7 +954,7 @@ def test_the_machine_is_one_line_of_what_is_known() -> None:
 
 def test_reports_need_neither_torch_nor_pytest() -> None:
     """`tunecheck judge` must be fast and work where torch is not installed."""
-    names = ("results", "results.stored", "report.junit", "report.summary", "report.terminal")
+    names = ("results", "results.stored", "report.files", "report.terminal")
     modules = ", ".join(f"tunecheck.{name}" for name in names)
     program = f"import sys, {modules}; print(sorted({{'torch', 'pytest', 'pydantic'}} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

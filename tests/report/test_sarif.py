@@ -8,7 +8,7 @@ from report_rows import other
 from traces import adding, healthy, with_record, with_run
 
 from tunecheck.core import evidence as e
-from tunecheck.report.sarif import sarif
+from tunecheck.report.files import sarif
 from tunecheck.results import Report, verdict_of
 from tunecheck.results.rejudge import judged_again
 from tunecheck.results.stored import VERDICTS, write_verdict

@@ -13,9 +13,8 @@ from rich.console import Console
 
 from tunecheck.checks import CHECKS
 from tunecheck.core.finding import Finding, Status
-from tunecheck.report.junit import junit_xml
+from tunecheck.report.files import junit_xml, summary_markdown, workflow_commands
 from tunecheck.report.page import page_html
-from tunecheck.report.summary import summary_markdown, workflow_commands
 from tunecheck.report.terminal import print_report
 from tunecheck.report.view import MOST_NAMES, MOST_REASONS, check_page, failure, rule, run_view
 from tunecheck.results import Report

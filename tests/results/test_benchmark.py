@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 
 from tunecheck.core.finding import Finding, Status
+from tunecheck.report.files import summary_markdown
 from tunecheck.report.page import page_html
-from tunecheck.report.summary import summary_markdown
 from tunecheck.report.terminal import print_benchmark
 from tunecheck.results import Entry, Report, RunReport, Tried
 from tunecheck.results.comparison import benchmarks, comparisons

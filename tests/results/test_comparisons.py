@@ -16,8 +16,8 @@ from tunecheck.cli import main
 from tunecheck.config import find_run, load_run
 from tunecheck.core.finding import Finding, Status
 from tunecheck.core.trace import read
+from tunecheck.report.files import summary_markdown
 from tunecheck.report.page import page_html
-from tunecheck.report.summary import summary_markdown
 from tunecheck.report.terminal import print_report
 from tunecheck.results import Entry, Report, RunReport, Tried, verdict_of
 from tunecheck.results.comparison import comparisons, condensed

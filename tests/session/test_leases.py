@@ -27,9 +27,11 @@ TWO = (
 )
 UUID, OTHER = "ab12cd34-0000-4000-8000-00000000000e", "ab12cd34-0000-4000-8000-00000000000f"
 HOLD = """
-import sys, time
-from filelock import FileLock
-with FileLock(sys.argv[1]):
+import fcntl, os, sys, time
+with open(sys.argv[1], "w") as file:
+    fcntl.flock(file, fcntl.LOCK_EX)
+    file.write(str(os.getpid()))
+    file.flush()
     print("held", flush=True)
     time.sleep(60)
 """
@@ -59,7 +61,6 @@ def held_elsewhere(cache, card):
     command = [sys.executable, "-c", HOLD, str(cache / "cards" / f"{card.uuid}.lock")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "held\n"
-        (cache / "cards" / f"{card.uuid}.owner").write_text(str(process.pid))
         try:
             yield process
         finally:
@@ -81,7 +82,7 @@ def test_a_leased_card_is_passed_over_for_another(cache):
         assert (first, second) == (SMALL, CARD)
     with there.lease(run_with()) as (card,):
         assert card == SMALL
-    assert (cache / "cards" / f"{SMALL.uuid}.owner").read_text() == str(os.getpid())
+    assert (cache / "cards" / f"{SMALL.uuid}.lock").read_text() == str(os.getpid())
 
 
 def test_another_process_is_waited_for_and_named(cache, said):

@@ -231,8 +231,8 @@ def _watch(options: argparse.Namespace) -> int:
     from rich.console import Console
 
     from tunecheck.listen.launch import run_name, watch
+    from tunecheck.report.files import workflow_commands
     from tunecheck.report.page import PAGE_FILE, page_html
-    from tunecheck.report.summary import workflow_commands
     from tunecheck.report.terminal import print_changes, print_report
 
     script = next((word for word in command if word.endswith(".py")), command[0])

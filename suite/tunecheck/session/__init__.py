@@ -200,9 +200,7 @@ class TierSession:
 
 def written(report: Report, folder: Path) -> Report:
     """Write the report's files, update the history and return the report, without secrets."""
-    from tunecheck.report.junit import JUNIT_FILE, junit_xml
-    from tunecheck.report.sarif import SARIF_FILE, sarif
-    from tunecheck.report.summary import SUMMARY_FILE, append_summary, summary_markdown
+    from tunecheck.report.files import FILES, append_summary
 
     report = without_secrets(report)
     try:
@@ -212,7 +210,7 @@ def written(report: Report, folder: Path) -> Report:
         note = "verdict.json could not be written, and no verdict is no pass"
         told = replace(report, verdict="inconclusive", history_notes=(*report.history_notes, note))
         return report if report.verdict == "fail" else told
-    for name, content in ((JUNIT_FILE, junit_xml), (SARIF_FILE, sarif), (SUMMARY_FILE, summary_markdown)):
+    for name, content in FILES.items():
         with _told():
             write_whole(folder / name, content(report))
     remedy = f"its figures are in {folder}, and `tunecheck history --rebuild` adds them"
