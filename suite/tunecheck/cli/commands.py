@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from tunecheck import __version__
-from tunecheck.cli import fleet, history, reading, run, runs
+from tunecheck.cli import reading, run, runs
 from tunecheck.cli.parser import Parser
 from tunecheck.config import TIERS, run_sources
 from tunecheck.core.errors import ConfigError
@@ -25,7 +25,7 @@ def parser() -> Parser:
     )
     parser.set_defaults(parser=parser)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for group in (run, fleet, runs, reading, history):
+    for group in (run, runs, reading):
         group.add_commands(commands)
     completion = commands.add_parser("completion", help="print a script that completes commands, options and runs")
     completion.add_argument("shell", choices=SHELLS, help="your shell; load the script at its start")

@@ -1,4 +1,7 @@
-"""The commands that train: `run` tiers or single runs, `bench` trainers, and `watch` a training that is not ours."""
+"""The commands that train: `run` tiers or single runs, `bench` trainers, `watch` a training that is not ours, `fleet`.
+
+`fleet` runs the same tier on every card of every node, and shows what only all of them together can.
+"""
 
 import argparse
 import json
@@ -12,7 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from tunecheck.cli.parser import COUNT, FLAG, answer, as_json
+from tunecheck.cli.parser import COUNT, FLAG, TIME, answer, as_json
 from tunecheck.config import TIERS, find_run, load_run, with_limits
 from tunecheck.config.answers import read_ignored, settings_for
 from tunecheck.config.schema import Run
@@ -24,6 +27,9 @@ from tunecheck.core.fork_server import head_start
 from tunecheck.core.log import log
 from tunecheck.core.paths import checkout_folder, project_folder, session_folder, shipped_folder
 from tunecheck.core.redaction import shown
+from tunecheck.core.text import one_line
+from tunecheck.fleet.engines import ENGINES
+from tunecheck.fleet.request import REQUEST_FILE, EngineOptions, Request, read_request
 from tunecheck.listen.expectations import EXPECTATIONS, read_expectations
 from tunecheck.listen.options import Options
 from tunecheck.results import Exit, Report, exit_code
@@ -32,14 +38,15 @@ from tunecheck.results.stored import without_secrets, write_verdict
 from tunecheck.session import CARD, IGNORE, REPEATED, RUN, SESSION_OPTIONS, SET, TierSession, written
 
 ANSWERS_FILE = "[tool.tunecheck] or tunecheck.toml"
+NODE_SECONDS, WAIT_SECONDS = 1800.0, 3600.0
 
 
 def add_commands(commands: Any) -> None:
-    """Add `run`, `bench` and `watch` to the command line."""
+    """Add `run`, `bench`, `watch` and `fleet` to the command line."""
     run = commands.add_parser(
         "run", help="train and judge tiers or single runs", epilog="example: tunecheck run quick --set training.seed=3"
     )
-    add_selection(run, nargs="+")
+    _add_selection(run, nargs="+")
     run.add_argument("-n", metavar="WORKERS", type=_workers, help="worker processes; auto means one per GPU")
     run.add_argument("--ignore", **IGNORE)
     run.executes(_run, leaves_files=True, begins_itself=True)
@@ -76,8 +83,30 @@ def add_commands(commands: Any) -> None:
     watch.add_argument("training", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="your command, unchanged")
     watch.executes(_watch, leaves_files=True, begins_itself=True)
 
+    fleet = commands.add_parser("fleet", help="run one tier on every GPU of every node, and compare")
+    _add_selection(fleet, nargs="*")
+    summaries = "; ".join(f"{name}: {engine.summary}" for name, engine in ENGINES.items())
+    fleet.add_argument("--engine", choices=tuple(ENGINES), help=summaries)
+    named = "all, a number, or names such as n[1-8],n12; --judge expects them"
+    fleet.add_argument("--nodes", type=_nodes, default="all", help=named)
+    fleet.add_argument("--cpus", **COUNT, help="CPU cores per GPU")
+    fleet.add_argument("--time", **TIME, default=NODE_SECONDS, help="time limit per GPU (default 30min)")
+    silent = "time after which silent nodes are reported (default 1h)"
+    fleet.add_argument("--wait", **TIME, default=WAIT_SECONDS, help=silent)
+    fleet.add_argument("--at-once", **COUNT, help="nodes to run at a time (default: all)")
+    for name in ("partition", "account", "constraint", "qos"):
+        fleet.add_argument(f"--{name}", metavar="NAME", help=f"Slurm's --{name}")
+    fleet.add_argument("--address", metavar="HOST:PORT", help="address of the Ray cluster (default: found by ray)")
+    fleet.add_argument(
+        "--resume", type=Path, metavar="SESSION", help="rerun only the places of this session that did not answer"
+    )
+    fleet.add_argument(
+        "--judge", type=Path, metavar="SESSION", help="judge the answers of this session, without running anything"
+    )
+    fleet.executes(_fleet, leaves_files=True, begins_itself=True)
 
-def add_selection(parser: argparse.ArgumentParser, *, nargs: str) -> None:
+
+def _add_selection(parser: argparse.ArgumentParser, *, nargs: str) -> None:
     """Add what to run, the options of a session and -k."""
     parser.add_argument("what", nargs=nargs, metavar="TIER|RUN", help="a tier, or a run by its name, id or YAML file")
     for flag, settings in SESSION_OPTIONS.items():  # pytest converts the values, and would show a wrong one as it is
@@ -94,12 +123,6 @@ def _workers(text: str) -> str:
     if not re.fullmatch("auto|logical|[0-9]{1,4}", text):
         raise argparse.ArgumentTypeError(f"{text!r} should be a number, or auto for one per GPU")
     return text
-
-
-def forwarded(options: argparse.Namespace) -> list[str]:
-    """Return the arguments of `tunecheck run` that select the same. Raises ConfigError for an unknown run."""
-    list(_selection(options.what))
-    return [*options.what, *_forwarded(options)]
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -293,3 +316,53 @@ def add_answers(command: argparse.ArgumentParser) -> None:
     command.add_argument("--ignore", **IGNORE)
     command.add_argument("--strict", **FLAG, help="exit with 1 on suspicions too")
     command.add_argument("--set", **REPEATED, metavar="checks.NAME.LIMIT=VALUE", help="change a limit; may be repeated")
+
+
+def _nodes(text: str) -> str:
+    """Return which nodes are asked. Raises ArgumentTypeError for a number that no cluster has."""
+    if text.isdecimal() and not 0 < int(text[:6]) < 100_000:
+        raise argparse.ArgumentTypeError(f"{one_line(text, 40)!r} should be from 1 to 99999, where it is a number")
+    return text
+
+
+def _fleet(options: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from tunecheck.fleet.session import FleetSession, gathered
+    from tunecheck.report.fleet import FLEET_PAGE, print_fleet, watcher
+
+    request = _request(options)
+    session = FleetSession(request, at_once=options.at_once, wait_seconds=options.wait)
+    console = Console()
+    if options.judge:
+        report = session.judged(gathered(session.folder, options.nodes, options.wait))
+    else:
+        with watcher(console) as watch:
+            report = session.ask(watch)
+    as_json(options, report, indent=None)
+    print_fleet(report, console)
+    if (page := session.folder / FLEET_PAGE).exists():
+        print(f"report: {page}")
+    return report.status
+
+
+def _request(options: argparse.Namespace) -> Request:
+    from tunecheck.fleet.session import new_request, unasked
+
+    known = options.resume or options.judge
+    if known:
+        if options.what or options.engine:
+            raise ConfigError([f"fleet: {known} defines the engine and the runs; remove both from the command"])
+        several = options.judge and not (options.judge / REQUEST_FILE).exists()
+        return unasked(options.judge) if several else read_request(known)
+    if not options.engine or not options.what:
+        raise ConfigError(["fleet: name an engine and a tier, such as: tunecheck fleet --engine local quick"])
+    own = ENGINES[options.engine].options
+    given = {name: value for one in ENGINES.values() for name in one.options if (value := getattr(options, name))}
+    if wrong := sorted(f"--{name}" for name in given if name not in own):
+        raise ConfigError([f"fleet: --engine {options.engine} does not support {', '.join(wrong)}"])
+    asked = EngineOptions(nodes=options.nodes, cpus=options.cpus, seconds=options.time, **given)
+    list(_selection(options.what))  # raises for a run that is unknown
+    return new_request(
+        options.engine, asked, [*options.what, *_forwarded(options)], shown(["tunecheck", *sys.argv[1:]])
+    )
