@@ -9,7 +9,7 @@ from sessions import session, write_trace
 from traces import healthy
 
 from tunecheck.core.trace import Trace
-from tunecheck.history.entry import HistoryEntry, Key
+from tunecheck.history.store import HistoryEntry, Key
 from tunecheck.results import Report
 from tunecheck.results.stored import write_verdict
 

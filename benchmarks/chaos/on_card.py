@@ -17,7 +17,7 @@ from benchmarks.chaos.driver import GIB, MIB, TOTAL_BYTES, UUID, Card, Driver, t
 from benchmarks.chaos.session import RUN, Ended, Session
 from tunecheck.core.paths import shipped_folder
 from tunecheck.history.baseline import AcceptedBaseline, baseline_file
-from tunecheck.history.entry import Key
+from tunecheck.history.store import Key
 from tunecheck.results.baseline import FigureBaseline
 from tunecheck.results.stored import write_record
 

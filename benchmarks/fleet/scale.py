@@ -22,8 +22,7 @@ from tunecheck.core.text import human_bytes
 from tunecheck.core.typed import build
 from tunecheck.fleet.request import EngineOptions, Request, write_request
 from tunecheck.fleet.session import FleetSession, gathered, read_answers
-from tunecheck.history.entry import HistoryEntry
-from tunecheck.history.store import RECENT, Store
+from tunecheck.history.store import RECENT, HistoryEntry, Store
 from tunecheck.report.fleet import FLEET_PAGE, fleet_html
 from tunecheck.results.fleet import ANSWER_FILE, NODES_FOLDER, Answer, Heard, Place, RunAnswer
 from tunecheck.results.fleet.judge import judge_fleet

@@ -21,9 +21,8 @@ from tunecheck.core.errors import HistoryError
 from tunecheck.core.paths import baselines_folder, project_folder
 from tunecheck.core.trace import SCHEMA
 from tunecheck.history.baseline import baseline_file, baseline_for, read_baseline
-from tunecheck.history.entry import history_entry
 from tunecheck.history.remember import plan, prune, remember, with_history
-from tunecheck.history.store import Store, history_file
+from tunecheck.history.store import Store, history_entry, history_file
 from tunecheck.memory import measured_peaks
 from tunecheck.report.page import page_html, trends
 from tunecheck.results.stored import write_record

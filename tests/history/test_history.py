@@ -23,9 +23,8 @@ from tunecheck.core.errors import HistoryDamaged, HistoryError, TraceError
 from tunecheck.core.paths import project_folder
 from tunecheck.core.trace import Attempt
 from tunecheck.hardware import probe
-from tunecheck.history.entry import LIBRARIES, Key, changed, history_entry, needed_bytes
 from tunecheck.history.remember import compare_figures, rebuild, remember, with_history
-from tunecheck.history.store import Store, history_file
+from tunecheck.history.store import LIBRARIES, Key, Store, changed, history_entry, history_file, needed_bytes
 from tunecheck.memory import need_of
 from tunecheck.report.files import summary_markdown, workflow_commands
 from tunecheck.results import exit_code
@@ -245,7 +244,7 @@ def test_sessions_that_write_at_once_lose_nothing(tmp_path):
     """Two processes, ten sessions each, one file that none of them has made before."""
     code = (
         "import sys\n"
-        "from tunecheck.history.entry import HistoryEntry, Key\n"
+        "from tunecheck.history.store import HistoryEntry, Key\n"
         "from tunecheck.history.store import Store, history_file\n"
         "fields = dict(started_at='', run='quick/tiny', versions={}, outcome='pass', figures={})\n"
         "key = Key(fingerprint='', device='', majors='')\n"

@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import tunecheck
 from tunecheck.cli import main
 from tunecheck.core.trace import read
-from tunecheck.history.entry import history_entry
+from tunecheck.history.store import history_entry
 from tunecheck.listen import listener
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the libraries' own

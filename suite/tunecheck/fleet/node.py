@@ -24,7 +24,7 @@ from tunecheck.core.text import human_seconds, one_line
 from tunecheck.core.trace import Trace, read
 from tunecheck.core.unexpected import described
 from tunecheck.fleet.request import Request, read_request
-from tunecheck.history.entry import device, figures_of, history_entry
+from tunecheck.history.store import device, figures_of, history_entry
 from tunecheck.results import Report, RunReport
 from tunecheck.results.fleet import ANSWER_FILE, OVERDUE, Answer, Place, RunAnswer
 from tunecheck.results.fleet.kinds import FIGURES

@@ -11,7 +11,7 @@ from tunecheck.core.errors import HistoryError
 from tunecheck.core.frozen import Frozen
 from tunecheck.core.paths import baselines_folder
 from tunecheck.core.text import file_stem
-from tunecheck.history.entry import HistoryEntry, Key
+from tunecheck.history.store import HistoryEntry, Key
 from tunecheck.results.baseline import FEWEST_SESSIONS, FIGURES, FigureBaseline, baseline_of
 from tunecheck.results.stored import Stored
 

@@ -7,8 +7,7 @@ from tunecheck.core.errors import SuiteError, TraceError
 from tunecheck.core.frozen import Frozen
 from tunecheck.core.log import log
 from tunecheck.core.trace import read
-from tunecheck.history.entry import HistoryEntry, changed, history_entry
-from tunecheck.history.store import RECENT, Store
+from tunecheck.history.store import RECENT, HistoryEntry, Store, changed, history_entry
 from tunecheck.results import RunReport
 from tunecheck.results.baseline import FEWEST_SESSIONS, FIGURES, Status, change, compare_pair
 from tunecheck.results.rejudge import judged_again, report_on, session_report

@@ -14,8 +14,7 @@ from tunecheck.core.log import log
 from tunecheck.core.paths import evidence_folder
 from tunecheck.core.typed import MISFITS, build
 from tunecheck.history.baseline import AcceptedBaseline, baseline_file, baseline_for
-from tunecheck.history.entry import HistoryEntry, changed, history_entries
-from tunecheck.history.store import RECENT, Store, history_file
+from tunecheck.history.store import RECENT, HistoryEntry, Store, changed, history_entries, history_file
 from tunecheck.results import Report
 from tunecheck.results.baseline import FIGURES, FigureComparison, compare_to_baseline
 from tunecheck.results.fleet import ANSWER_FILE, ANSWERS, NODES_FOLDER, Answer

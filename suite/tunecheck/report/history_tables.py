@@ -16,8 +16,8 @@ from tunecheck.core.text import counted, human_bytes, one_line
 from tunecheck.core.trace import Attempt, Trace
 from tunecheck.history.baseline import AcceptedBaseline
 from tunecheck.history.compare import Comparison
-from tunecheck.history.entry import HistoryEntry
 from tunecheck.history.remember import compare_figures
+from tunecheck.history.store import HistoryEntry
 from tunecheck.report.layout import PlainTable
 from tunecheck.report.view import relative_change
 from tunecheck.results import peak_of

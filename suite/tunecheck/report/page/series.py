@@ -10,8 +10,7 @@ from tunecheck.core.evidence import DeviceSample, Evaluation, Gradients, LiveTen
 from tunecheck.core.finding import Finding
 from tunecheck.core.premises import Premise
 from tunecheck.core.trace import Attempt, Trace
-from tunecheck.history.entry import HistoryEntry, history_entry
-from tunecheck.history.store import Store, history_file
+from tunecheck.history.store import HistoryEntry, Store, history_entry, history_file
 from tunecheck.report.page.chart import Chart, Point, Series
 from tunecheck.report.view import STATUS_TITLES, baseline_source
 from tunecheck.results import Report, RunReport
