@@ -469,7 +469,7 @@ def test_the_last_measured_peak_feeds_the_gate(tmp_path, monkeypatch):
     run = load_run(find_run("memory/tinyllama-1.1b-qlora"))
     card = dataclasses.replace(CARD, total_bytes=16 * 2**30, free_bytes=4 * 2**30)
     key = dataclasses.replace(KEY, fingerprint=run.fingerprint)
-    assert shortage(run, card, vram_cap_bytes=None) is None, "the YAML states 3 GiB"
+    assert shortage(run, card) is None, "the YAML states 3 GiB"
 
     store = Store(history_file())
     store.add([entry(1, key=key, card=card.name, needed=9 * 2**30)])
@@ -480,7 +480,7 @@ def test_the_last_measured_peak_feeds_the_gate(tmp_path, monkeypatch):
     need = need_of(run, gpu_name=card.name)
     assert need.known == "measured 2026-11-02"
     assert 5 * 2**30 < need.bytes < 6 * 2**30
-    assert "(measured 2026-11-02)" in shortage(run, card, vram_cap_bytes=None)
+    assert "(measured 2026-11-02)" in shortage(run, card)
     history_file().write_text("broken " * 500)
     assert need_of(run, gpu_name=card.name).known == "stated by the run"
 

@@ -128,33 +128,35 @@ def test_under_a_cap_the_gate_takes_the_card_for_a_small_one_and_says_so():
     run = run_with("vram=11GiB")
 
     assert obstacle(run, machine(CARD)) is None
-    assert obstacle(run, machine(CARD), vram_cap_bytes=8 * GIB) == (
+    assert obstacle(run, machine(CARD, vram_cap_bytes=8 * GIB)) == (
         "needs 11.0 GiB (stated by the run), 8.0 GiB free of 8.0 GiB on NVIDIA H200 under --vram-cap 8.0 GiB "
         "(the card itself: 140.0 GiB free of 141.0 GiB)"
     )
-    assert obstacle(run_with(), machine(CARD), vram_cap_bytes=8 * GIB) is None
-    assert "under --vram-cap 8.0 GiB" in room(CARD, vram_cap_bytes=8 * GIB)
+    assert obstacle(run_with(), machine(CARD, vram_cap_bytes=8 * GIB)) is None
+    assert "under --vram-cap 8.0 GiB" in room(dataclasses.replace(CARD, cap_bytes=8 * GIB))
 
 
 def test_a_cap_above_the_card_changes_no_number():
     """It is still named."""
-    assert room(SMALL, vram_cap_bytes=80 * GIB).startswith("7.8 GiB free of 8.0 GiB on NVIDIA RTX 4060 Ti under")
+    assert room(dataclasses.replace(SMALL, cap_bytes=80 * GIB)).startswith(
+        "7.8 GiB free of 8.0 GiB on NVIDIA RTX 4060 Ti under"
+    )
 
 
 def test_an_empty_card_is_asked_for_its_total():
     """What is in the way now may be gone when the lease comes."""
     full = dataclasses.replace(CARD, free_bytes=GIB)
 
-    assert shortage(run_with(), full, vram_cap_bytes=None)
-    assert shortage(run_with(), full, vram_cap_bytes=None, when_empty=True) is None
-    assert shortage(run_with(), full, vram_cap_bytes=2 * GIB, when_empty=True)
+    assert shortage(run_with(), full)
+    assert shortage(run_with(), full, when_empty=True) is None
+    assert shortage(run_with(), dataclasses.replace(full, cap_bytes=2 * GIB), when_empty=True)
 
 
 def test_prospects_say_need_and_source():
     """The table of `tunecheck list --needs`."""
     assert prospect(run_with(), machine(CARD)) == "can run here, needs 3.0 GiB (stated by the run)"
     assert prospect(run_with("device=cpu"), machine(CARD)) == "can run here, on the CPU"
-    assert prospect(run_with(), machine(SMALL), vram_cap_bytes=2 * GIB).startswith("needs 3.0 GiB")
+    assert prospect(run_with(), machine(SMALL, vram_cap_bytes=2 * GIB)).startswith("needs 3.0 GiB")
 
 
 @pytest.mark.parametrize("text", ["8", "8G", "", "-1GiB", "0GiB", "lots"])

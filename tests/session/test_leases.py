@@ -130,7 +130,7 @@ def test_a_card_that_goes_away_is_not_leased():
 def test_a_cap_makes_every_card_small():
     """What does not fit 8 GiB is skipped on a card of 141."""
     with pytest.raises(MachineTooSmall, match=r"under --vram-cap 8\.0 GiB .the card itself: 140\.0 GiB free"):
-        cards(machine(CARD), vram_cap_bytes=8 * GIB).lease(run_with("vram=11GiB")).__enter__()
+        cards(machine(CARD, vram_cap_bytes=8 * GIB)).lease(run_with("vram=11GiB")).__enter__()
 
 
 def test_a_card_that_a_named_process_fills_is_busy_not_too_small():

@@ -96,9 +96,9 @@ def _list(options: argparse.Namespace) -> None:
 
 
 def _needs(runs: Sequence[Run], options: argparse.Namespace) -> None:
-    hardware, cap = probe(), options.vram_cap
-    gpus = [room(gpu, vram_cap_bytes=cap) for gpu in hardware.visible_gpus]
-    prospects = {run.name: prospect(run, hardware, vram_cap_bytes=cap) for run in runs}
+    hardware = replace(probe(), vram_cap_bytes=options.vram_cap)
+    gpus = [room(gpu) for gpu in hardware.visible_gpus]
+    prospects = {run.name: prospect(run, hardware) for run in runs}
     if as_json(options, {"gpus": gpus, "runs": prospects}):
         return
     lines = [f"  {name}: {words}" for name, words in prospects.items()]

@@ -1,5 +1,6 @@
 """Description of a machine as frozen data. What could not be read is None, never a guess."""
 
+from dataclasses import replace
 from enum import StrEnum
 
 from tunecheck.core.evidence import CardProcess
@@ -48,6 +49,8 @@ class Gpu(Frozen):
     """Slices of the GPU that CUDA shows instead of it; None unless it is in MIG mode and lists them."""
     compute_mode: str | None
     """default, exclusive_thread, prohibited or exclusive_process."""
+    cap_bytes: int | None = None
+    """Memory that it counts as having, by --vram-cap; None for all of it."""
 
 
 class Cpu(Frozen):
@@ -119,12 +122,14 @@ class Hardware(NvmlView):
     """Checkout; None outside of one."""
     environment: dict[str, str]
     """Environment variables that are set and can change a result."""
+    vram_cap_bytes: int | None = None
+    """Memory that each visible GPU counts as having; None for all of it."""
 
     @property
     def visible_gpus(self) -> tuple[Gpu, ...]:
         """Return the GPUs that CUDA will show, in its order, MIG instances as GPUs of their own; empty when unknown."""
         devices = {device.uuid: device for gpu in self.gpus for device in (gpu, *(gpu.mig_instances or ()))}
-        return tuple(devices[uuid] for uuid in self.visible or ())
+        return tuple(replace(devices[uuid], cap_bytes=self.vram_cap_bytes) for uuid in self.visible or ())
 
     @property
     def usable_gpus(self) -> tuple[Gpu, ...]:

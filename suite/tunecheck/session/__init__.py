@@ -69,7 +69,7 @@ class TierSession:
     ) -> None:
         """`folder` is that of the controlling session; None when this is the controlling one."""
         self.require_gpu, self.in_process = require_gpu, in_process
-        self.vram_cap_bytes, self.fail_on_regression = vram_cap_bytes, fail_on_regression
+        self._vram_cap_bytes, self.fail_on_regression = vram_cap_bytes, fail_on_regression
         self._contention = CpuContention(psutil.Process().children)  # the fork server imports already
         self._others_busy_cores: float | None = None
         self._reported = reporting(command)
@@ -77,12 +77,12 @@ class TierSession:
         self.folder = folder or session_folder()
         self.rows = Rows(folder=self.folder, too_small="fail" if require_gpu else "skipped")
         self._traces: dict[str, Trace] = {}
-        self._cards = Cards(look=self._look_again, vram_cap_bytes=vram_cap_bytes)
+        self._cards = Cards(look=self._look_again)
 
     @cached_property
     def hardware(self) -> Hardware:
         """The machine, read once."""
-        return probe()
+        return replace(probe(), vram_cap_bytes=self._vram_cap_bytes)
 
     def open(self) -> None:
         """Create the session's folder. Raises TraceError now, rather than after the training, when it is unwritable."""
@@ -137,9 +137,8 @@ class TierSession:
             log.info(f"CPU contention: {others:.1f} cores busy; GOMP_SPINCOUNT=1000 set")
             fork_server.cool_down()  # one that has begun spins
             fork_server.limit_openmp_spinning()
-        cap, gpu = self.vram_cap_bytes, bool(self.hardware.visible_gpus)
-        if not self.in_process and any(obstacle(run, self.hardware, vram_cap_bytes=cap) is None for run in runs):
-            fork_server.warm_up(gpu)
+        if not self.in_process and any(obstacle(run, self.hardware) is None for run in runs):
+            fork_server.warm_up(bool(self.hardware.visible_gpus))
             if not self._is_worker:  # which leaves the report to another
                 from tunecheck.report import page, terminal  # noqa: F401 - while the fork server imports, too
 
@@ -169,8 +168,7 @@ class TierSession:
 
     @property
     def _environment(self) -> dict[str, Any]:
-        measured = {"vram_cap_bytes": self.vram_cap_bytes, "others_busy_cores": self._others_busy_cores}
-        return {**spelled(self.hardware), **measured}
+        return {**spelled(self.hardware), "others_busy_cores": self._others_busy_cores}
 
     def _look_again(self) -> Hardware:
         """Read the GPUs' present state. Raises GpuUnusable when there are some that no run can use."""
@@ -193,7 +191,7 @@ class TierSession:
             environment=self._environment,
             gpu=bool(self.hardware.visible_gpus),
             cards=cards,
-            vram_cap_bytes=self.vram_cap_bytes,
+            vram_cap_bytes=self._vram_cap_bytes,
             in_process=self.in_process,
         ).execute(run)
 

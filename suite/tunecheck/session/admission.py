@@ -13,7 +13,7 @@ UNEXPLAINED_BYTES, UNEXPLAINED_SHARE = GIB, 1 / 32
 """Memory in use above which a GPU without a visible process needs an explanation: the driver itself uses some."""
 
 
-def obstacle(run: Run, hardware: Hardware, *, vram_cap_bytes: int | None = None) -> str | None:
+def obstacle(run: Run, hardware: Hardware) -> str | None:
     """Return why this machine cannot execute the run now, of the roomiest GPU that it lacks; None when it can."""
     if lacks := TRAINERS[run.trainer].lacks:
         return lacks
@@ -26,37 +26,36 @@ def obstacle(run: Run, hardware: Hardware, *, vram_cap_bytes: int | None = None)
         return "needs a GPU to compute on; the compute mode of every GPU here is prohibited"
     if len(cards) < run.gpus:
         return f"needs {run.gpus} GPUs, one for each process; this machine shows {len(cards)}"
-    short = [(card, why) for card in cards if (why := shortage(run, card, vram_cap_bytes=vram_cap_bytes))]
+    short = [(card, why) for card in cards if (why := shortage(run, card))]
     roomy = len(cards) - len(short)
     if roomy >= run.gpus:
         return None
-    _, why = max(short, key=lambda pair: _sizes(pair[0], vram_cap_bytes)[0] or 0)
+    _, why = max(short, key=lambda pair: _sizes(pair[0])[0] or 0)
     if run.gpus > 1:
         return f"needs {run.gpus} GPUs, one for each process; {roomy} have room, on the next it {why}"
     return f"{why} (the other {len(cards) - 1} have less)" if len(cards) > 1 else why
 
 
-def shortage(run: Run, card: Gpu, *, vram_cap_bytes: int | None, when_empty: bool = False) -> str | None:
+def shortage(run: Run, card: Gpu, *, when_empty: bool = False) -> str | None:
     """Return why this GPU lacks memory for the run now, or `when_empty` even with all of it free; None when it fits.
 
     One of unknown memory, a run of unknown need, and one that states none and has a fallback chain are admitted.
     """
     need = need_of(run, gpu_name=card.name, capability=card.compute_capability)
-    free_bytes, total_bytes = _sizes(card, vram_cap_bytes)
+    free_bytes, total_bytes = _sizes(card)
     free_bytes = total_bytes if when_empty else free_bytes
     if need is None or free_bytes is None or need.bytes <= free_bytes or not _strict(run):
         return None
     # with as many decimals as tell the two apart
     places = next((number for number in (1, 2) if _gib(need.bytes, number) != _gib(free_bytes, number)), 3)
-    has = room(card, vram_cap_bytes=vram_cap_bytes, places=places)
-    return f"needs {_gib(need.bytes, places)} ({need.known}), {has}"
+    return f"needs {_gib(need.bytes, places)} ({need.known}), {room(card, places)}"
 
 
-def prospect(run: Run, hardware: Hardware, *, vram_cap_bytes: int | None = None) -> str:
+def prospect(run: Run, hardware: Hardware) -> str:
     """Return for a table why the run cannot be executed here, or what it needs; the table says why there is no GPU."""
     if _only_on_gpu(run) and not hardware.visible_gpus:
         return f"needs {_gpu(run)}, and this machine shows none"
-    if reason := obstacle(run, hardware, vram_cap_bytes=vram_cap_bytes):
+    if reason := obstacle(run, hardware):
         return reason
     if not run.uses_gpu or not hardware.visible_gpus:
         return "can run here, on the CPU"
@@ -67,11 +66,11 @@ def prospect(run: Run, hardware: Hardware, *, vram_cap_bytes: int | None = None)
     return f"can run here, {needs}{goes_on}"
 
 
-def room(card: Gpu, *, vram_cap_bytes: int | None = None, places: int = 1) -> str:
+def room(card: Gpu, places: int = 1) -> str:
     """Return a GPU and its memory in a line: "7.8 GiB free of 8.0 GiB on NVIDIA RTX 4060 Ti"."""
-    free, total = _sizes(card, vram_cap_bytes)
+    free, total = _sizes(card)
     words = "unknown memory" if free is None or total is None else f"{_gib(free, places)} free of {_gib(total)}"
-    return f"{words} on {card.name or card.uuid}{_cap_words(card, vram_cap_bytes)}{_held_words(card)}"
+    return f"{words} on {card.name or card.uuid}{_cap_words(card)}{_held_words(card)}"
 
 
 def no_gpu(hardware: Hardware) -> str:
@@ -124,21 +123,21 @@ def _gpu(run: Run) -> str:
     return f"a GPU with {_gib(need.bytes)} of free memory ({need.known})" if need else "a GPU"
 
 
-def _sizes(card: Gpu, cap_bytes: int | None) -> tuple[int | None, int | None]:
-    """Return the GPU's free and total bytes, at most the cap; None for what is unknown."""
-    sizes = (card.free_bytes, card.total_bytes)
+def _sizes(card: Gpu) -> tuple[int | None, int | None]:
+    """Return the GPU's free and total bytes, at most its cap; None for what is unknown."""
+    sizes, cap_bytes = (card.free_bytes, card.total_bytes), card.cap_bytes
     free, total = (size if size is None or cap_bytes is None else min(size, cap_bytes) for size in sizes)
     return free, total
 
 
-def _cap_words(card: Gpu, vram_cap_bytes: int | None) -> str:
+def _cap_words(card: Gpu) -> str:
     """Return the cap in words, so that nobody takes a capped GPU for a small one."""
-    if vram_cap_bytes is None:
+    if card.cap_bytes is None:
         return ""
     if card.total_bytes is None:
-        return f" under --vram-cap {_gib(vram_cap_bytes)}"
+        return f" under --vram-cap {_gib(card.cap_bytes)}"
     real = f"{_gib(card.free_bytes)} free of " if card.free_bytes is not None else ""
-    return f" under --vram-cap {_gib(vram_cap_bytes)} (the card itself: {real}{_gib(card.total_bytes)})"
+    return f" under --vram-cap {_gib(card.cap_bytes)} (the card itself: {real}{_gib(card.total_bytes)})"
 
 
 def _held_words(card: Gpu) -> str:

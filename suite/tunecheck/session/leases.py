@@ -29,8 +29,6 @@ class Cards(Frozen):
     """This machine's GPUs, of which a run may lease one for each of its processes."""
 
     look: Callable[[], Hardware]
-    vram_cap_bytes: int | None = None
-    """Memory that every GPU counts as having."""
     wait_seconds: float = WAIT_SECONDS
     settle_seconds: float = 3.0
     """How long a GPU may take to free the memory of a process that was killed."""
@@ -67,7 +65,7 @@ class Cards(Frozen):
             leases.close()
             if not busy:
                 now = self.look()
-                reason = obstacle(run, now, vram_cap_bytes=self.vram_cap_bytes)
+                reason = obstacle(run, now)
                 reason = reason or "found no GPU with enough free memory a moment ago; other processes come and go"
                 if any(card.memory_by_process for card in now.visible_gpus):
                     raise SuiteError(f"{reason}. What to do: end that process, or wait for it")
@@ -88,11 +86,10 @@ class Cards(Frozen):
         lacks = TRAINERS[run.trainer].lacks
         if not run.uses_gpu and not lacks:
             return None
-        hardware, cap = self.look(), self.vram_cap_bytes
-        cards = hardware.usable_gpus
-        fitting = [card for card in cards if not shortage(run, card, vram_cap_bytes=cap, when_empty=True)]
+        hardware = self.look()
+        fitting = [card for card in hardware.usable_gpus if not shortage(run, card, when_empty=True)]
         if lacks or len(fitting) < run.gpus:
-            if reason := obstacle(run, hardware, vram_cap_bytes=cap):
+            if reason := obstacle(run, hardware):
                 raise MachineTooSmall(reason)
             return None  # there is no GPU, and the run needs none
         return sorted(fitting, key=lambda card: (card.total_bytes or 0, card.name or "", card.uuid))
@@ -101,7 +98,7 @@ class Cards(Frozen):
         deadline = time.monotonic() + self.settle_seconds
         while True:
             now = next((card for card in self.look().visible_gpus if card.uuid == leased.uuid), None)
-            if now is None or shortage(run, now, vram_cap_bytes=self.vram_cap_bytes) is None:
+            if now is None or shortage(run, now) is None:
                 return now is not None
             if time.monotonic() >= deadline:
                 return False
