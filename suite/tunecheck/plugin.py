@@ -22,7 +22,7 @@ from tunecheck.checks import CHECKS
 from tunecheck.config import TIERS, all_problems, find_run, mentions, read_runs, run_files
 from tunecheck.config.schema import Run
 from tunecheck.core import interrupts
-from tunecheck.core.errors import ConfigError, MachineTooSmall, SuiteError, UnusableRun
+from tunecheck.core.errors import ConfigError, MachineTooSmall, SuiteError
 from tunecheck.core.finding import Finding, Status
 from tunecheck.core.log import log, on_terminal
 from tunecheck.core.paths import shipped_folder, without_runs
@@ -141,7 +141,7 @@ def checks_of_tier(tier: str, options: Any) -> list[Any]:
     ]
     for file, error in unusable.items():  # reported after the collection, and only if this run is selected
         marks = [getattr(pytest.mark, also) for also in TIERS if mentions(file.path, also)]
-        error = UnusableRun(file.name, error.problems)
+        error = ConfigError(error.problems, file.name)
         # -k may select or rule out a check by its name: a run that cannot be read has to be found either way
         parameters += [
             pytest.param(error, words, id=f"{file.id}-{words}", marks=marks)
@@ -344,13 +344,13 @@ class SessionHooks:
 
     def pass_over_unusable(self, items: list[pytest.Item]) -> None:
         """Remove the tests of unusable files and report these, where another run is left, but not for a wrong --set."""
-        wrong = {run.name: run for item in items if isinstance(run := run_of(item), UnusableRun)}
+        wrong = {run.name: run for item in items if isinstance(run := run_of(item), ConfigError)}
         # a person has typed it for this session
         typed = any(problem.startswith("--set ") for run in wrong.values() for problem in run.problems)
         trains = any(isinstance(run_of(item), Run) for item in items)
         if self.worker or typed or not trains or self.config.option.collectonly:
             return
-        items[:] = [item for item in items if not isinstance(run_of(item), UnusableRun)]
+        items[:] = [item for item in items if not isinstance(run_of(item), ConfigError)]
         for name, run in wrong.items():
             self.session.rows.refuse(name, str(run))
 

@@ -17,18 +17,10 @@ class SuiteError(Exception):
 class ConfigError(SuiteError):
     """All problems of one configuration, a line each."""
 
-    def __init__(self, problems: list[str]) -> None:
-        self.problems = problems
+    def __init__(self, problems: list[str], name: str = "") -> None:
+        """`name` is that of the run, or of the file of runs, in whose place the error stands: "quick/my-run"."""
+        self.problems, self.name = problems, name
         super().__init__("\n".join(problems))
-
-
-class UnusableRun(ConfigError):
-    """A file of runs that cannot be read, in the place of its runs."""
-
-    def __init__(self, name: str, problems: list[str]) -> None:
-        """`name` is the run's, or that of the file's runs where they are not known: "quick/my-run"."""
-        super().__init__(problems)
-        self.name = name
 
 
 class WeightsUnavailable(SuiteError):
