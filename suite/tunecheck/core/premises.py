@@ -17,16 +17,11 @@ P = TypeVar("P", bound=str)
 class Source(StrEnum):
     """How a premise is known."""
 
-    EXPECTED = "expected"
-    """The user says so, in a run's file or by --expect."""
-    DECLARED = "declared"
-    """An object of the training says so."""
-    OBSERVED = "observed"
-    """It was seen in the training's own passes."""
-    PRESUMED = "presumed"
-    """Nothing proves it, and nothing refutes it."""
-    OPEN = "open"
-    """Nobody says so, or something speaks against it."""
+    EXPECTED = auto()  # The user says so, in a run's file or by --expect.
+    DECLARED = auto()  # An object of the training says so.
+    OBSERVED = auto()  # It was seen in the training's own passes.
+    PRESUMED = auto()  # Nothing proves it, and nothing refutes it.
+    OPEN = auto()  # Nobody says so, or something speaks against it.
 
 
 class Fact(Frozen):

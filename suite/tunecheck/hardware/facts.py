@@ -1,7 +1,7 @@
 """Description of a machine as frozen data. What could not be read is None, never a guess."""
 
 from dataclasses import replace
-from enum import StrEnum
+from enum import StrEnum, auto
 
 from tunecheck.core.evidence import CardProcess
 from tunecheck.core.frozen import Frozen
@@ -13,19 +13,17 @@ NAME_BY_UUID = "name the GPUs by UUID, as `nvidia-smi -L` prints them"
 class NvmlState(StrEnum):
     """Usability of NVML, the driver's management library."""
 
-    WORKS = "works"
-    NO_LIBRARY = "no_library"
-    """Neither libnvidia-ml nor a device exists: a machine without an NVIDIA GPU."""
-    NO_UTILITIES = "no_utilities"
-    """A device exists but libnvidia-ml does not: a container without the driver's utilities."""
-    DRIVER_NOT_LOADED = "driver_not_loaded"
-    VERSION_MISMATCH = "version_mismatch"
-    GPU_LOST = "gpu_lost"
-    NO_PERMISSION = "no_permission"
-    NO_BINDINGS = "no_bindings"
-    SHADOWED = "shadowed"
-    HUNG = "hung"
-    OTHER = "other"
+    WORKS = auto()
+    NO_LIBRARY = auto()  # Neither libnvidia-ml nor a device exists: a machine without an NVIDIA GPU.
+    NO_UTILITIES = auto()  # A device exists but libnvidia-ml does not: a container without the driver's utilities.
+    DRIVER_NOT_LOADED = auto()
+    VERSION_MISMATCH = auto()
+    GPU_LOST = auto()
+    NO_PERMISSION = auto()
+    NO_BINDINGS = auto()
+    SHADOWED = auto()
+    HUNG = auto()
+    OTHER = auto()
 
 
 class Gpu(Frozen):
