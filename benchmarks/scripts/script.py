@@ -114,7 +114,7 @@ def judged(script: Script, folder: Path, *, steps: int | None = None) -> RunRepo
 
     `steps` are those that are listened to; all of them by default.
     """
-    from tunecheck.listen.hf_trainer import listening
+    from tunecheck.listen.hf_trainer import TrainerListener
 
     expected = read_expectations(f"{key}={value}" for key, value in script.expect.items())
     options = Options(folder=str(folder), name="script", steps=steps or script.steps, expect=expected)
@@ -124,7 +124,7 @@ def judged(script: Script, folder: Path, *, steps: int | None = None) -> RunRepo
             with _loop_heard(options, None):
                 script.alone(script.steps)
         else:
-            train(script, folder, lambda trainer: listening(trainer, options), lambda _, tok: _loop_heard(options, tok))
+            train(script, folder, lambda own: TrainerListener(own, options), lambda _, tok: _loop_heard(options, tok))
     (trace,) = folder.glob("watch-*.jsonl")
     return judged_again(read(trace), [], trace_file=trace.name)
 

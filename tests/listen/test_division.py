@@ -11,7 +11,7 @@ from tunecheck.checks import CHECKS
 from tunecheck.core import evidence as e
 from tunecheck.core.finding import Status
 from tunecheck.core.trace import read
-from tunecheck.listen.hf_trainer import listening
+from tunecheck.listen.hf_trainer import TrainerListener
 from tunecheck.listen.launch import rows_of
 from tunecheck.listen.loop import LoopHooks
 from tunecheck.listen.options import Options
@@ -69,7 +69,7 @@ def heard(folder, trainer, model, several=2):
         disable_tqdm=True,
     )
     built = trainer(model=model(), args=arguments, train_dataset=rows)
-    with listening(built, Options(folder=str(folder), name="script", steps=2)):
+    with TrainerListener(built, Options(folder=str(folder), name="script", steps=2)):
         built.train()
     (path,) = folder.glob("watch-*.jsonl")
     return [seen.by for seen in read(path).main.all(e.LossDivided)], built

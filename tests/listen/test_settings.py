@@ -13,7 +13,7 @@ from tunecheck.checks import CHECKS
 from tunecheck.checks.habits import USUAL
 from tunecheck.core.finding import Status
 from tunecheck.core.trace import read
-from tunecheck.listen.hf_trainer import listening
+from tunecheck.listen.hf_trainer import TrainerListener
 from tunecheck.listen.loop import LoopHooks
 from tunecheck.listen.options import Options
 from tunecheck.listen.settings import settings_of
@@ -58,7 +58,7 @@ def test_a_trainer_is_asked_about_settings_far_out(adapters, arguments, asked, t
     given = {"report_to": "none", "save_strategy": "no", "use_cpu": True, "disable_tqdm": True} | arguments
     made = TrainingArguments(tmp_path / "out", per_device_train_batch_size=4, max_steps=4, **given)
     trainer = Trainer(model=lora(**adapters), args=made, train_dataset=rows)
-    with listening(trainer, Options(folder=str(tmp_path), name="script", steps=2)):
+    with TrainerListener(trainer, Options(folder=str(tmp_path), name="script", steps=2)):
         trainer.train()
     finding = judged(tmp_path)
 

@@ -49,9 +49,9 @@ class Engine:
 def listening(monkeypatch):
     """The skeleton's context."""
     monkeypatch.syspath_prepend(str(project_folder() / "docs"))
-    from skeleton_listener import listening
+    from skeleton_listener import EngineListener
 
-    yield listening
+    yield EngineListener
     del sys.modules["skeleton_listener"]
 
 

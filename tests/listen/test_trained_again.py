@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.scripts.script import Script, judged, plain_loop, trainer_of
-from tunecheck.listen.hf_trainer import listening
+from tunecheck.listen.hf_trainer import TrainerListener
 from tunecheck.listen.launch import rows_of
 from tunecheck.listen.options import Options
 
@@ -21,7 +21,7 @@ def test_a_second_training_of_a_model(adapters, trainers, tmp_path):
     made = [trainer_of(script, model, tokenizer, rows, tmp_path / "out") for _ in range(trainers)]
     options = Options(folder=str(tmp_path), name="script", steps=3)
     for trainer in (made[0], made[-1]):
-        with listening(trainer, options):
+        with TrainerListener(trainer, options):
             trainer.train()
 
     rows = rows_of(tmp_path, options, 0)

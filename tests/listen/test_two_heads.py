@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArgumen
 from tunecheck.core import evidence as e
 from tunecheck.core.finding import Status
 from tunecheck.core.trace import read
-from tunecheck.listen.hf_trainer import listening
+from tunecheck.listen.hf_trainer import TrainerListener
 from tunecheck.listen.options import Options
 from tunecheck.results.rejudge import judged_again
 
@@ -46,7 +46,7 @@ def test_the_language_model_inside_is_looked_at_and_nothing_is_flagged(tmp_path)
         disable_tqdm=True,
     )
     trainer = Trainer(model=TwoHeads(), args=arguments, train_dataset=rows)
-    with listening(trainer, Options(folder=str(tmp_path), name="script", steps=5)):
+    with TrainerListener(trainer, Options(folder=str(tmp_path), name="script", steps=5)):
         trainer.train()
     (path,) = tmp_path.glob("watch-*.jsonl")
     trace = read(path)

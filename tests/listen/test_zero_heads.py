@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArgumen
 from tunecheck.core import evidence as e
 from tunecheck.core.finding import Status
 from tunecheck.core.trace import read
-from tunecheck.listen.hf_trainer import listening
+from tunecheck.listen.hf_trainer import TrainerListener
 from tunecheck.listen.options import Options
 from tunecheck.results.rejudge import judged_again
 
@@ -38,7 +38,7 @@ def trained(folder, *, leaks=False, heard=True):
     if not heard:
         trainer.train()
         return model
-    with listening(trainer, Options(folder=str(folder), name="script", steps=4)):
+    with TrainerListener(trainer, Options(folder=str(folder), name="script", steps=4)):
         trainer.train()
     return model
 

@@ -97,9 +97,9 @@ class Watch(Heard):
             self._stack.enter_context(hear_script())
             self._stack.callback(unheard.begin().remove)
         if self._trainer is not None:
-            from tunecheck.listen.hf_trainer import listening
+            from tunecheck.listen.hf_trainer import TrainerListener
 
-            self._stack.enter_context(listening(self._trainer, self._options))
+            self._stack.enter_context(TrainerListener(self._trainer, self._options))
         else:
             from tunecheck.listen.loop import LoopHooks
 

@@ -30,9 +30,9 @@ def declared_optimizer(trainer: Any) -> str:
     return "AdamW" if _word(trainer.args.optim).startswith("adamw_torch") else ""
 
 
-def declarations(hooks: Any, state: Any) -> Iterator[Record]:
+def declarations(listener: Any, state: Any) -> Iterator[Record]:
     """Yield what the Trainer's objects declare beside the run."""
-    trainer, args, own = hooks.trainer, hooks.trainer.args, hooks.own_optimizer
+    trainer, args, own = listener.trainer, listener.trainer.args, listener.own_optimizer
     yield from _rates(trainer, own)
     schedule = getattr(trainer.lr_scheduler, "scheduler", trainer.lr_scheduler)  # accelerate's is one around another
     if args.world_size == 1 and schedule is not None and any(lasts := made_for(schedule)):  # several step it once each
@@ -67,23 +67,23 @@ def _rates(trainer: Any, own_optimizer: bool) -> Iterator[Rates]:
     yield Rates(tensors=len(found), wrong=wrong)
 
 
-def session(hooks: Any, given: dict[str, Any], state: Any) -> Session:
+def session(listener: Any, given: dict[str, Any], state: Any) -> Session:
     """Return the training as a session, its run the one that its objects declare."""
-    trainer = hooks.trainer
+    trainer = listener.trainer
     return declared.session_of(
-        run_of(hooks, state, given.get("train_dataloader")),
+        run_of(listener, state, given.get("train_dataloader")),
         trainer.model,
-        hooks.window,
+        listener.window,
         optimizer=inner_optimizer(trainer.optimizer),
         tokenizer=tokenizer_of(trainer),
         dataset=trainer.train_dataset,
-        done=rows_done(trainer, state, hooks.listener.path),
+        done=rows_done(trainer, state, listener.path),
         scheduler=given.get("lr_scheduler"),
         scaler=getattr(trainer.accelerator, "scaler", None),
         save_adapter=lambda _, folder: trainer._save(str(folder)),
         trainer=trainer,
         autocast=casts(trainer),
-        replay=hooks.replay,
+        replay=listener.replay,
     )
 
 
@@ -152,9 +152,9 @@ def precision_of(trainer: Any) -> str:
     return names.get(getattr(quantization, "bnb_4bit_compute_dtype", None) or dtype_of(trainer.model), "fp32")
 
 
-def run_of(hooks: Any, state: Any, loader: Any) -> declared.WatchedRun:
+def run_of(listener: Any, state: Any, loader: Any) -> declared.WatchedRun:
     """Return what the Trainer's objects declare, and the loader of its rows."""
-    trainer, args, model = hooks.trainer, hooks.trainer.args, hooks.trainer.model
+    trainer, args, model = listener.trainer, listener.trainer.args, listener.trainer.model
     if getattr(trainer, "is_deepspeed_enabled", False):
         raise Unsupported("tunecheck does not support DeepSpeed, whose engine hides gradients, clipping and steps")
     kind = type(args).__name__
@@ -164,27 +164,27 @@ def run_of(hooks: Any, state: Any, loader: Any) -> declared.WatchedRun:
     settings, why = {name: getattr(args, name) for name in ADAMW_ARGUMENTS}, ""
     optimizer = inner_optimizer(trainer.optimizer)
     rates = [group.get("initial_lr", group["lr"]) for group in optimizer.param_groups]
-    if hooks.own_optimizer:
+    if listener.own_optimizer:
         settings, why = adamw_settings(optimizer)
     elif not declared_optimizer(trainer):
         why = f"tunecheck does not know the closed form of {args.optim}"
     elif len(set(rates)) > 1:
         why = "the optimizer's parameter groups have different rates"
-    if hooks.own_optimizer or len(set(rates)) > 1:  # the argument is not what the script declares them by
+    if listener.own_optimizer or len(set(rates)) > 1:  # the argument is not what the script declares them by
         settings["learning_rate"] = float(rates[0] or 1.0)
     left_open = opened(*premises.of_loss(trainer, state.global_step)) | left_open
     # a given optimizer has groups as all others, whatever it computes
-    other = Premise.SETTINGS_DECLARED if hooks.own_optimizer else Premise.GROUPS_DECLARED
-    left_open |= opened((why, Premise.UPDATE_RULE_KNOWN, other), (hooks.objective, Premise.CAUSAL_LM))
-    left_open |= opened(*premises.of_trainer(trainer, loader, "" if hooks.own_schedule else schedule))
+    other = Premise.SETTINGS_DECLARED if listener.own_optimizer else Premise.GROUPS_DECLARED
+    left_open |= opened((why, Premise.UPDATE_RULE_KNOWN, other), (listener.objective, Premise.CAUSAL_LM))
+    left_open |= opened(*premises.of_trainer(trainer, loader, "" if listener.own_schedule else schedule))
     # as this Trainer has it: by their modules' classes and names
-    decayed = set() if hooks.own_optimizer else {*trainer.get_decay_parameter_names(model)}
+    decayed = set() if listener.own_optimizer else {*trainer.get_decay_parameter_names(model)}
     learns = [name for name, p in model.named_parameters() if p.requires_grad]
     training = declared.WatchedTraining.model_construct(
-        max_steps=min(hooks.listener.options.steps, total),
+        max_steps=min(listener.options.steps, total),
         first_step=state.global_step,
         # of a script's later trainings nobody knows whether they are to begin anew
-        resume_steps=declared_resume(args) if hooks.listener.first else 0,
+        resume_steps=declared_resume(args) if listener.is_first else 0,
         resumed_rate=rate_of(optimizer.param_groups[0]) if state.global_step and optimizer.state else None,
         schedule_steps=total,
         warmup_steps=0 if schedule == "constant" else int(args.get_warmup_steps(total)),
@@ -193,7 +193,7 @@ def run_of(hooks: Any, state: Any, loader: Any) -> declared.WatchedRun:
         gradient_accumulation_steps=args.gradient_accumulation_steps,
         lr_scheduler=premises.SCHEDULES.get(schedule, "constant"),
         **{"learning_rate": args.learning_rate, **settings},
-        weight_decay_on="all" if hooks.own_optimizer else tuple(n for n in learns if n in decayed),
+        weight_decay_on="all" if listener.own_optimizer else tuple(n for n in learns if n in decayed),
         max_grad_norm=args.max_grad_norm or None,
         precision=precision_of(trainer),
         # LLaMA-Factory turns it on itself, and leaves the argument as it is
@@ -208,7 +208,7 @@ def run_of(hooks: Any, state: Any, loader: Any) -> declared.WatchedRun:
     return described.under(
         training=training,
         left_open=left_open,
-        id=hooks.listener.run_id,
+        id=listener.run_id,
         trainer=type(trainer).__name__,
         sources=sources,
         masked=next((part for part in ("assistant", "completion") if getattr(args, f"{part}_only_loss", False)), ""),

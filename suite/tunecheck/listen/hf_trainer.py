@@ -2,9 +2,7 @@
 
 import copy
 import math
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -20,7 +18,7 @@ from tunecheck.listen import hf_declared
 from tunecheck.listen.batches import batch_of, named_inputs, unknown_batch
 from tunecheck.listen.declared import ROW_TOKENS
 from tunecheck.listen.division import Division
-from tunecheck.listen.listener import Listener, StepMoments
+from tunecheck.listen.listener import Listener
 from tunecheck.listen.loaders import rows_of
 from tunecheck.listen.loop_loss import OUTSIDE_ENTROPY, OUTSIDE_FORWARD, Pass, another_kind, not_followed
 from tunecheck.listen.loss_functions import LOSSES, LossCalls, scores_given
@@ -34,33 +32,16 @@ from tunecheck.listen.unheard import listened
 from tunecheck.listen.user_code import of_trainer, overrides
 from tunecheck.probes.reference.measures import digests
 from tunecheck.training.data import IGNORED
+from tunecheck.training.events import probing
 from tunecheck.training.hooks import Hooks, inner_optimizer, nothing, rate_of
 
 
-@contextmanager
-def listening(trainer: Any, options: Options) -> Iterator[Listener]:
-    """Listen to this Trainer for as long as the block lasts."""
-    listener = Listener(options)
-    heard = TrainerHooks(trainer, listener)
-    listener.tried(heard.attach)
-    try:
-        yield listener
-    except BaseException as error:
-        listener.close(error)
-        raise
-    finally:
-        listener.tried(heard.detach)
-        listener.close()
-        if listener.ends_early:
-            listener.leave()
-
-
-class TrainerHooks(StepMoments):
+class TrainerListener(Listener):
     """What a Trainer is given to call, and the moments that follow from it."""
 
-    def __init__(self, trainer: Any, listener: Listener) -> None:
-        super().__init__()
-        self.trainer, self.listener = trainer, listener
+    def __init__(self, trainer: Any, options: Options) -> None:
+        super().__init__(options)
+        self.trainer = trainer
         self.shown: torch.Tensor | None = None
         """Tokens of the first row, by which models are compared after the training."""
         self.samples: list[Any] = []
@@ -70,11 +51,10 @@ class TrainerHooks(StepMoments):
         """Why rows and loss are not those of a causal language model."""
         self.items: Any = None
         self.first: int | None = None
-        self.replaying = False
         self.evaluations = 0
         self.evaluating: list[WatchedEvaluation | None] = []
         """Evaluations that have begun: one of several sets calls itself for each. None for one that is not watched."""
-        self.hooks, self.later = Hooks(listener.failed), Hooks(listener.failed)
+        self.hooks, self.later = (Hooks(self.failed, unless=probing) for _ in range(2))
         """For as long as steps are listened to; and of evaluations, which may come after."""
         self.callback = TrainerCallback()
         vars(self.callback).update(
@@ -86,7 +66,7 @@ class TrainerHooks(StepMoments):
         )
         self.passes: list[Pass] = []
         """Of the first micro-batch, where the script computes the loss itself."""
-        self.knows_loss = not overrides(trainer, "compute_loss") or "loss" in listener.options.expect
+        self.knows_loss = not overrides(trainer, "compute_loss") or "loss" in options.expect
         self.knows_scores = False
         self.loss_calls = LossCalls()
         self.division = Division(trainer, self._as_before)
@@ -113,8 +93,8 @@ class TrainerHooks(StepMoments):
         self.later.function(trainer, "prediction_step", before=self._on_prediction)
         hooks.function(accelerator, "unscale_gradients", after=self._backward_end)
         hooks.function(accelerator, "clip_grad_norm_", after=self._on_clipped)
-        if self.listener.ends_early:
-            keep_out_of_its_folders(trainer, self.listener.options)
+        if self.ends_early:
+            keep_out_of_its_folders(trainer, self.options)
         trainer.add_callback(self.callback)
 
     def detach(self) -> None:
@@ -126,7 +106,7 @@ class TrainerHooks(StepMoments):
         self.trainer.remove_callback(self.callback)
 
     def _on_samples(self, result: Any, *_: Any, **__: Any) -> None:
-        if self.listener.listening or self.first is None:
+        if self.listening or self.first is None:
             self.samples, self.items = list(result[0]), result[1]
 
     def _on_loader(self, result: Any, *_: Any, **__: Any) -> None:
@@ -138,7 +118,7 @@ class TrainerHooks(StepMoments):
 
     def _read_windows(self, micro_batches: Iterator[Any]) -> Iterator[Any]:
         """Yield these micro-batches; while the training is listened to, a window of them is read at once."""
-        while self.listener.listening or self.first is None:
+        while self.listening or self.first is None:
             self.samples = list(islice(micro_batches, self.trainer.args.gradient_accumulation_steps))
             if not self.samples:
                 return
@@ -164,7 +144,7 @@ class TrainerHooks(StepMoments):
         if self.first is None or self.knows_scores or not loss.requires_grad:
             return
         self.knows_scores = True
-        self.listener.emit(scores_given(loss, self.loss_calls))
+        self.emit(scores_given(loss, self.loss_calls))
         self.division.computed(loss, len(self.samples))
         if not self.knows_loss:
             self.knows_loss = True
@@ -172,11 +152,11 @@ class TrainerHooks(StepMoments):
                 reason = f"the script overrides compute_loss, and {why}; --expect loss=token_mean enables the check"
                 # a loss that calls no cross entropy may read the labels in a way of its own
                 other = {OUTSIDE_FORWARD: Premise.GRADIENT_BY_FORWARD, OUTSIDE_ENTROPY: Premise.LOSS_DECLARED}.get(why)
-                self.listener.left_open(opened((reason, Premise.TOKEN_MEAN_LOSS, other or Premise.TOKEN_MEAN_LOSS)))
+                self.left_open(opened((reason, Premise.TOKEN_MEAN_LOSS, other or Premise.TOKEN_MEAN_LOSS)))
             self.passes = []
 
     def _on_training_step(self, result: Any, *_: Any, **__: Any) -> None:
-        if self.listener.listening and not self.replaying:
+        if self.listening:
             self.losses.append(result.detach())
 
     def _on_clipped(self, result: Any, *_: Any, **__: Any) -> None:
@@ -184,20 +164,18 @@ class TrainerHooks(StepMoments):
 
     def _backward_end(self, *_: Any, **__: Any) -> None:
         """The gradients are complete: they are unscaled, or as the optimizer will see them."""
-        if self.listener.listening and not self.done_backward:
-            self.done_backward = True
+        if self.listening and not self.done_backward:
             self.rate = rate_of(self.trainer.optimizer.param_groups[0])
             self.without_rate = without_rate(self.trainer.optimizer)
-            self.gradients_complete(self.listener, self.trainer.model)
+            self.backward_end()
             if not self.step and self.losses:
-                self.listener.look(LossDivided, lambda: self.division.divided(float(self.losses[0])))
-                self.since = time.perf_counter()
+                self.look(LossDivided, lambda: self.division.divided(float(self.losses[0])))
 
     def _evaluation_begins(self, eval_dataset: Any = None, *_: Any, **__: Any) -> None:
         self.evaluations += 1
         begun = None
         # two are watched however late they come: each has all trained tensors read twice
-        if self.evaluations <= 2 or self.listener.listening:
+        if self.evaluations <= 2 or self.listening:
             rows = self.trainer.eval_dataset if eval_dataset is None else eval_dataset
             due = hf_declared.rows_due(self.trainer, rows, self.trainer.args.eval_batch_size)
             begun = WatchedEvaluation(self.trainer.model, due)
@@ -218,13 +196,13 @@ class TrainerHooks(StepMoments):
         if adds_to_loss(getattr(self.trainer.model, "config", None)):  # no logits tell the router's
             loss = None
         steps, split = self.trainer.state.global_step - self.first, split.removesuffix("_loss")
-        self.listener.emit(EvaluationSeen(steps=steps, split=split, reported_loss=_number(loss), **seen))
+        self.emit(EvaluationSeen(steps=steps, split=split, reported_loss=_number(loss), **seen))
 
     # Callbacks.
 
     def _step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """A window is about to be trained on."""
-        if self.first is not None and not self.listener.listening:
+        if self.first is not None and not self.listening:
             return
         given, model = [named_inputs(inputs) for inputs in self.samples], self.trainer.model
         if self.first is None:
@@ -240,52 +218,50 @@ class TrainerHooks(StepMoments):
             found = hf_declared.session(self, kwargs, state)
             run: Any = found.run
             unknown = self.own_optimizer and not run.holds(Premise.UPDATE_RULE_KNOWN)
-            self.listener.begin(found, "" if unknown else hf_declared.declared_optimizer(self.trainer))
-            self.listener.emit(*of_trainer(self.trainer), *hf_declared.declarations(self, state))
-            self.listener.look(EvaluationRows, lambda: shared_rows(self.trainer))
+            self.begin(found, "" if unknown else hf_declared.declared_optimizer(self.trainer))
+            self.emit(*of_trainer(self.trainer), *hf_declared.declarations(self, state))
+            self.look(EvaluationRows, lambda: shared_rows(self.trainer))
         self.step = state.global_step - self.first
         if declares_pairs(self.trainer.train_dataset):
             pairs = pairs_of(self.step, given, hf_declared.rows_per_micro_batch(self.trainer), self.pairs)
-            self.listener.emit(*filter(None, [pairs]))
+            self.emit(*filter(None, [pairs]))
         elif not self.step and declares_ratings(self.trainer.train_dataset) and given:
-            self.listener.emit(*filter(None, [answers_rated(self.trainer.train_dataset, given[0])]))
+            self.emit(*filter(None, [answers_rated(self.trainer.train_dataset, given[0])]))
         for inputs, batch in zip(given, self.window, strict=True):
-            self.listener.left_open(not_followed(inputs, batch))
-        self.step_begins(self.listener)
+            self.left_open(not_followed(inputs, batch))
+        self.step_begin()
 
     def _on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.hooks.guarded(self._step_end)()
-        options = self.listener.options
+        options = self.options
         if options.purpose == "repeat" and keeps_checkpoint(args, state, self.step + 1, options.steps):
             control.should_save = True
-        if self.listener.ends_early and not self.listener.listening:
-            self.listener.leave()
-        if options.stop and not self.listener.listening:
+        if self.ends_early and not self.listening:
+            self.leave()
+        if options.stop and not self.listening:
             control.should_training_stop = True
 
     def _step_end(self) -> None:
-        self.begun = False
-        if not self.listener.listening or self.first is None:
+        if not self.listening or self.first is None:
             return
-        self.stop_clock()
         skipped = bool(getattr(self.trainer.accelerator, "optimizer_step_was_skipped", False))
         # a model that takes no further arguments is not given the number, so that it divides by none
         given = getattr(self.trainer, "model_accepts_loss_kwargs", True) or self.trainer.compute_loss_func is not None
         counted = int(self.items) if given and self.items is not None else None
-        self.step_ends(self.listener, supervised_tokens=counted, applied=not skipped)
-        if not self.listener.listening:
+        self.step_end(supervised_tokens=counted, applied=not skipped)
+        if not self.listening:
             self.hooks.remove()
             self.samples, self.window, self.losses, self.norm, self.items = [], [], [], None, None
 
     def _on_log(self, args: Any, state: Any, control: Any, logs: Any, **_: Any) -> None:
         if self.first is not None and "loss" in logs:
             loss, rate = (_number(logs.get(name)) for name in ("loss", "learning_rate"))
-            self.listener.emit(Logged(steps=state.global_step - self.first, loss=loss, learning_rate=rate))
+            self.emit(Logged(steps=state.global_step - self.first, loss=loss, learning_rate=rate))
 
     def _on_train_end(self, *_: Any, **__: Any) -> None:
         """Have what the script merges and saves from now on read back; the last look is at the adapters, if any."""
         if self.shown is not None:
-            self.listener.read_back_saves(self.trainer.model, self.shown, self.listener.end_of_listening)
+            self.read_back_saves(self.trainer.model, self.shown)
 
     # What probes may ask for.
 
@@ -306,7 +282,7 @@ class TrainerHooks(StepMoments):
         kept = {name: copy.deepcopy(value) for name, value in vars(trainer).items() if _plain(value)}
         state = copy.copy(trainer.state)
         try:
-            with mock.patch.object(trainer, "log", nothing), mock.patch.object(self, "replaying", True):
+            with mock.patch.object(trainer, "log", nothing):
                 return call()
         finally:
             vars(trainer).update(kept)

@@ -95,12 +95,12 @@ def _wrap_trainer(module: ModuleType) -> None:
         with contextlib.ExitStack() as stack:
             checkpoint = ""
             try:
-                from tunecheck.listen.hf_trainer import listening
+                from tunecheck.listen.hf_trainer import TrainerListener
                 from tunecheck.listen.options import from_environment
 
                 stand_aside()
                 if (options := from_environment()) is not None:
-                    checkpoint = stack.enter_context(listening(self, options)).options.checkpoint
+                    checkpoint = stack.enter_context(TrainerListener(self, options)).options.checkpoint
             except Exception as error:
                 say(f"cannot watch this training ({type(error).__name__}: {error})")
             if checkpoint:  # a run of --twice

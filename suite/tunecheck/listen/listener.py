@@ -10,10 +10,10 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -85,14 +85,18 @@ _trainings = 0
 
 
 class Listener:
-    """Listens to one training: `begin`, then for each step `step_begin`, `backward_end`, `step_end`, then `close`."""
+    """Listens to one training: `begin`, then for each step `step_begin`, `backward_end`, `step_end`, then `close`.
+
+    What listens to a kind of training derives from it: that hooks the training, in `attach`, fills in the step that is
+    under way, and says when its moments come.
+    """
 
     def __init__(self, options: Options) -> None:
         global _trainings
         _trainings += 1
         self.options, self._process = options, os.getpid()
         rank, self._processes = rank_and_processes()
-        self.first = not any(trace_file(options, number, rank).exists() for number in range(1, _trainings))
+        self.is_first = not any(trace_file(options, number, rank).exists() for number in range(1, _trainings))
         """Whether this process heard no other training of the command before."""
         self.path = new_trace_file(options, _trainings, rank)
         self._writer: TraceWriter | None = TraceWriter(self.path)
@@ -110,6 +114,29 @@ class Listener:
         """What tells the rows that the loader has drawn, where several processes train."""
         self._learning: Learning | None = None
         """What learnt when the training began, where the script alone says what learns."""
+        self.step = 0
+        self.window: list[Batch] = []
+        self.losses: list[Any] = []
+        self.norm: Any = None
+        """Norm that the training itself computed to clip; None without."""
+        self.rate = self.own_norm = math.nan
+        self.begun = self.done_backward = self.without_rate = False
+
+    def attach(self) -> None:
+        """Hook the training."""
+
+    def detach(self) -> None:
+        """Leave it as it was."""
+
+    def __enter__(self) -> Self:
+        self.tried(self.attach)
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self.tried(self.detach)
+        self.close(error)
+        if self.ends_early:
+            self.leave()
 
     @property
     def listening(self) -> bool:
@@ -166,10 +193,11 @@ class Listener:
 
     def look(self, kind: type[evidence.Record], call: Callable[[], Iterable[evidence.Record]]) -> None:
         """Write what the listener finds by passes of its own, between those of the training; else a ProbeFailed."""
-        if not self.listening or self._session is None:
+        if self._probes is None or self._session is None:
             return
         try:
-            with at_work(), _unseen(self._session.model), restore.random_state(self._session.device):
+            model, device, pause = self._session.model, self._session.device, self._probes.paused
+            with pause(), at_work(), _unseen(model), restore.random_state(device):
                 self.emit(*call())
         except Exception as error:
             let_through(error)
@@ -195,9 +223,12 @@ class Listener:
         if self._ended:
             self._append_added()
 
-    def read_back_saves(self, model: Any, ids: Any, before_merge: Callable[[], object]) -> None:
-        """Have what the script merges and saves of this model from now on read back, and compared on these tokens."""
-        saves.remember(model, self.add, ids, lambda: self.tried(before_merge))
+    def read_back_saves(self, model: Any, ids: Any) -> None:
+        """Have what the script merges and saves of this model from now on read back, and compared on these tokens.
+
+        The last look is at the adapters, before they are merged.
+        """
+        saves.remember(model, self.add, ids, lambda: self.tried(self.end_of_listening))
 
     def _append_added(self) -> None:
         added, self._added = self._added, []
@@ -212,34 +243,56 @@ class Listener:
         if fresh:
             self.emit(evidence.PremisesOpen(reasons=fresh))
 
-    def step_begin(self, step: int, window: Sequence[Batch]) -> None:
-        """These micro-batches are about to be trained on; where other tensors learn by them, listening ends before."""
+    def step_begin(self) -> None:
+        """The window is about to be trained on; where other tensors learn by it, listening ends before."""
+        self.losses, self.norm, self.done_backward, self.begun = [], None, False, True
         if self._probes is None or self._session is None:
             return
         if self._learning is not None and (told := self._learning.changed()):
-            why = f"at step {step} {told}, which no object declares: only earlier steps are judged"
+            why = f"at step {self.step} {told}, which no object declares: only earlier steps are judged"
             self.left_open({Premise.TRAINED_SET_DECLARED: why})
             with self._learning.restored():
                 self.end_of_listening()
             return
-        self._probes.step_begin(self._session, step, window)
+        self._probes.step_begin(self._session, self.step, self.window)
 
-    def backward_end(self, step: int, rate: float) -> None:
+    def backward_end(self) -> None:
         """The window's gradients are complete, unscaled, not yet clipped; `rate` is that of the present step."""
-        if self._probes is not None and self._session is not None:
-            training: Any = self._session.run.training
-            if training._rate is not None:  # of a schedule without a closed form
-                training._rate = rate
-            self._probes.backward_end(self._session, step)
-
-    def step_end(self, step: evidence.Step) -> None:
-        """The optimizer has stepped. After the last step that is listened to, the probes look a last time."""
+        self.done_backward = True
         if self._probes is None or self._session is None:
             return
+        with self._probes.paused():
+            norms = [norm(p.grad) for p in self._session.model.parameters() if p.grad is not None]
+            self.own_norm = math.hypot(*norms) if norms else 0.0
+        training: Any = self._session.run.training
+        if training._rate is not None:  # of a schedule without a closed form
+            training._rate = self.rate
+        self._probes.backward_end(self._session, self.step)
+
+    def step_end(self, *, applied: bool, supervised_tokens: int | None = None) -> None:
+        """The optimizer has stepped. After the last step that is listened to, the probes look a last time.
+
+        `supervised_tokens` is the number that the training counts itself.
+        """
+        self.begun = False
+        if self._probes is None or self._session is None:
+            return
+        seconds, own = self._probes.elapsed(), sum(batch.supervised_tokens for batch in self.window)
         self._steps += 1
+        step = evidence.Step(
+            step=self.step,
+            loss=float(sum(self.losses)),
+            learning_rate=self.rate,
+            gradient_norm=self.own_norm if self.norm is None else float(self.norm),
+            supervised_tokens=own if supervised_tokens is None else supervised_tokens,
+            tokens=sum(batch.tokens for batch in self.window),
+            applied=applied,
+            seconds=seconds,
+            without_rate=self.without_rate,
+        )
         self.emit(step)
-        self._probes.step_end(self._session, step.step, step.applied)
-        if step.step + 1 >= self._session.run.training.max_steps:
+        self._probes.step_end(self._session, self.step, applied)
+        if self.step + 1 >= self._session.run.training.max_steps:
             self.end_of_listening()
 
     def end_of_listening(self) -> None:
@@ -328,51 +381,3 @@ class Learning:
         active = [(layer, "_active_adapter", self._active[name]) for name, layer in layers if name in self._active]
         learns = ((p, "requires_grad", name in self._names) for name, p in self._model.named_parameters())
         return restore.having([*active, *learns])
-
-
-class StepMoments:
-    """The step that is being trained: its window, losses, gradient norm, rate and clock."""
-
-    def __init__(self) -> None:
-        self.step = 0
-        self.window: list[Batch] = []
-        self.losses: list[Any] = []
-        self.norm: Any = None
-        """Norm that the training itself computed to clip; None without."""
-        self.rate = self.own_norm = math.nan
-        self.begun = self.done_backward = self.without_rate = False
-        self.seconds = self.since = 0.0
-
-    def step_begins(self, listener: Listener) -> None:
-        """Tell the listener that the window is about to be trained on, and start the clock."""
-        self.losses, self.norm, self.done_backward, self.begun = [], None, False, True
-        listener.step_begin(self.step, self.window)
-        self.seconds, self.since = 0.0, time.perf_counter()
-
-    def stop_clock(self) -> None:
-        """Count what has passed as the training's own."""
-        self.seconds += time.perf_counter() - self.since
-
-    def gradients_complete(self, listener: Listener, model: Any) -> None:
-        """Tell the listener that the window's gradients are complete, and the step's rate; it is not timed."""
-        self.stop_clock()
-        norms = [norm(p.grad) for p in model.parameters() if p.grad is not None]
-        self.own_norm = math.hypot(*norms) if norms else 0.0
-        listener.backward_end(self.step, self.rate)
-        self.since = time.perf_counter()
-
-    def step_ends(self, listener: Listener, *, applied: bool, supervised_tokens: int | None = None) -> None:
-        """Tell the listener what the step came to, with the number of tokens that the training counts itself."""
-        own = sum(batch.supervised_tokens for batch in self.window)
-        step = evidence.Step(
-            step=self.step,
-            loss=float(sum(self.losses)),
-            learning_rate=self.rate,
-            gradient_norm=self.own_norm if self.norm is None else float(self.norm),
-            supervised_tokens=own if supervised_tokens is None else supervised_tokens,
-            tokens=sum(batch.tokens for batch in self.window),
-            applied=applied,
-            seconds=self.seconds,
-            without_rate=self.without_rate,
-        )
-        listener.step_end(step)

@@ -56,7 +56,6 @@ class LoopHooks:
         self.unheard = self.why = self.kind = ""
         """Class of the last optimizer that stepped, why no module that was called is what it trains, and its class."""
         self.hooks = Hooks(self._failed, unless=probing)
-        self.complete = self.hooks.guarded(lambda optimizer: self.steps and self.steps.complete(optimizer))
 
     def attach(self) -> None:
         """Begin to listen: to the model, where it is known, else to the first one that learns."""
@@ -73,7 +72,7 @@ class LoopHooks:
 
     def _failed(self, reason: str) -> None:
         if self.steps is not None:
-            self.steps.listener.failed(reason)
+            self.steps.failed(reason)
         else:
             say(f"cannot watch this loop: {reason}")
             self.hooks.remove()
@@ -129,11 +128,10 @@ class LoopHooks:
                 self.steps.evaluates()
         elif torch._C._functorch.peek_interpreter_stack() is not None:  # its tensors stand for others, without numbers
             self.differentiated = "by a transform of torch.func"
+        elif self.steps is not None:
+            self.steps.forward(args, given)
         else:
-            if self.steps is None:
-                self._begin(args, given)
-            if self.steps is not None:
-                self.steps.forward(args, given)
+            self._begin(args, given)
 
     def _begin(self, args: Any, given: dict[str, Any]) -> None:
         """Begin to listen, if there is an optimizer already; one made after the first forward waits for the second."""
@@ -146,9 +144,14 @@ class LoopHooks:
         with looked_once():
             self.optimizers = self.optimizers or optimizers_of(self.model)
             if self.optimizers:
-                self.steps = steps = LoopSteps(self, args, given)
+                self.steps = LoopSteps(self, args, given)
+                self.hooks.within = self.steps.ours
                 entry, self.model, self.entry, self.optimizers, self.parts = self.entry, None, None, [], WeakSet()
-                steps.begin(entry, self.tokenizer)
+                with self.steps.ours():
+                    self.steps.listen(entry, self.tokenizer)
+        if self.steps is not None:
+            with self.steps.ours():
+                self.steps.forward(args, given)
 
     # A step.
 
@@ -161,16 +164,21 @@ class LoopHooks:
             self.steps.before_step(optimizer)
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if not callable(closure):
-            self.complete(optimizer)
+            self._complete(optimizer)
             return None
+        complete = self.hooks.guarded(self._complete)
 
         @wraps(closure)
         def watched() -> Any:
             value = closure()
-            self.complete(optimizer)
+            complete(optimizer)
             return value
 
         return ((args[0], watched, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": watched})
+
+    def _complete(self, optimizer: Any) -> None:
+        if self.steps is not None:
+            self.steps.complete(optimizer)
 
     def _on_stepped(self, optimizer: Any, *_: Any) -> None:
         self.unheard, self.looks = type(optimizer).__name__, max(1, self.looks)

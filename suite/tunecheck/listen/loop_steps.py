@@ -7,9 +7,9 @@ micro-batches between two steps. Imports torch; in the watched process only.
 import gc
 import sys
 import weakref
-from collections.abc import Callable
-from contextlib import nullcontext
-from functools import partial, wraps
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from threading import get_ident
 from typing import Any
 
@@ -21,7 +21,7 @@ from tunecheck.core.premises import Premise
 from tunecheck.listen.batches import inputs_of, unknown_batch
 from tunecheck.listen.declared import run_of_loop, session_of
 from tunecheck.listen.division import LoopDivision
-from tunecheck.listen.listener import Listener, StepMoments
+from tunecheck.listen.listener import Listener
 from tunecheck.listen.loaders import Evaluations
 from tunecheck.listen.loop_loss import WEIGHED, Pass, loss_of, provisional, weighed_apart
 from tunecheck.listen.loss_functions import LOSSES, LossCalls, penalties_of, scores_given
@@ -35,28 +35,13 @@ from tunecheck.models.layer_names import as_written, decoder_of
 from tunecheck.training.data import Batch
 from tunecheck.training.events import at_work, probing
 from tunecheck.training.hooks import OwnHooks, same_optimizer, tensors_of
-from tunecheck.training.restore import dropouts, model_mode, random_state, uncached, without_repacking
+from tunecheck.training.restore import dropouts, model_mode, random_state, uncached, uncast, without_repacking
 
 NO_WHOLE_GRADIENT = "optimizers step within the backward pass, so the full gradient never exists"
 """What LOMO (arXiv 2306.09782) does."""
 CLIPPED_IN_WINDOW = "gradients are clipped before the last backward pass of a step, and are not the sum over its rows"
 FEWEST_STEPS = 3
 """Of a training that follows another, which is told then: a shorter one may be an inner loop."""
-
-
-def _ours(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Have a moment be our own doing, out of the loop's autocast with its casts."""
-
-    @wraps(call)
-    def called(self: "LoopSteps", *args: Any, **kwargs: Any) -> Any:
-        kind = "cpu" if self.model is None else device_of(self.model).type
-        self.autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-        # none in vain: within it, a forward that casts by itself would keep its casts of weights for the next
-        within = nullcontext() if self.autocast is None else torch.autocast(kind, enabled=False)
-        with at_work(), within:
-            return call(self, *args, **kwargs)
-
-    return called
 
 
 def cast_within(model: Any, batch: Batch) -> torch.dtype | None:
@@ -74,17 +59,19 @@ def cast_within(model: Any, batch: Batch) -> torch.dtype | None:
     return seen[0] if seen else None
 
 
-class LoopSteps(StepMoments):
+class LoopSteps(Listener):
     """What a loop does with its model and optimizers, step by step."""
 
     def __init__(self, loop: Any, args: Any, given: dict[str, Any]) -> None:
         """The model of this `LoopHooks` is first called with these. Raises Unsupported for rows without tokens."""
-        super().__init__()
+        inputs = inputs_of(args, given)
+        objective = objective_of(loop.model, [inputs])
+        first = (unknown_batch if objective else provisional)(inputs, device_of(loop.model))
+        super().__init__(loop.options)
         self.model, self.optimizers, self.hooks = loop.model, loop.optimizers, loop.hooks
         self.fewest = FEWEST_STEPS if loop.follows else 0
-        self.objective = objective_of(self.model, [inputs := inputs_of(args, given)])
-        """Why rows and loss are not those of a causal language model."""
-        self.window = [(unknown_batch if self.objective else provisional)(inputs, device_of(self.model))]
+        self.objective, self.window = objective, [first]
+        """Why rows and loss are not those of a causal language model; and what the model was called with."""
         self.stepped: list[Any] = []
         """Of the optimizers, those that have stepped in the present step."""
         self.stepping = 0
@@ -93,7 +80,8 @@ class LoopSteps(StepMoments):
         """Forward passes that nothing was differentiated of so far."""
         self.forwards = 0
         """Their number, where the rows are unknown."""
-        self.left_open: dict[Premise, str] = {}
+        self.doubts: dict[Premise, str] = {}
+        """Premises that the present step leaves open."""
         self.division: LoopDivision | None = LoopDivision()
         self.factors: list[torch.Tensor | None] = []
         """Of the losses of a step's passes, in what is differentiated."""
@@ -115,12 +103,18 @@ class LoopSteps(StepMoments):
         self.differentiating = self.clipped = False
         self.references = 0
         """To the model, the fewest that were seen: fewer tell that the script may have dropped it."""
-        self.listener = Listener(loop.options)
 
-    @_ours
-    def begin(self, entry: Any, tokenizer: Any) -> None:
+    @contextmanager
+    def ours(self) -> Iterator[None]:
+        """Have a moment be our own doing, out of the loop's autocast with its casts."""
+        kind = "cpu" if self.model is None else device_of(self.model).type
+        self.autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        with at_work(), uncast(kind):
+            yield
+
+    def listen(self, entry: Any, tokenizer: Any) -> None:
         """Hook what a step consists of, and let the probes look; `entry` is what each pass calls."""
-        model, hooks, listener = self.model, self.hooks, self.listener
+        model, hooks = self.model, self.hooks
         hooks.after(entry, partial(self._on_returned, False))
         by_name = as_written(entry) is not model and is_causal(model)  # its part returns no scores
         if by_name and (head := model.get_output_embeddings()) is not None:
@@ -133,22 +127,21 @@ class LoopSteps(StepMoments):
 
         optimizer = together(self.optimizers)
         within = None if self.objective else cast_within(model, self.window[0])
-        self.run = run = run_of_loop(model, optimizer, listener, within or self.autocast, self.objective, entry)
+        self.run = run = run_of_loop(model, optimizer, self, within or self.autocast, self.objective, entry)
         held = {"tokenizer": tokenizer or only_tokenizer(), "entry": entry, "cast": self.autocast}
         session = session_of(run, model, self.window, optimizer=optimizer, autocast=within is not None, **held)
-        listener.begin(session, "AdamW" if run.holds(Premise.UPDATE_RULE_KNOWN) else "")
-        listener.emit(*of_caller(), *shared_loaders(), settings_of(model, self.optimizers))
+        self.begin(session, "AdamW" if run.holds(Premise.UPDATE_RULE_KNOWN) else "")
+        self.emit(*of_caller(), *shared_loaders(), settings_of(model, self.optimizers))
         gc.callbacks.append(self._collecting)
         hooks.callback(gc.callbacks.remove, self._collecting)
         if run.holds(Premise.TRAINED_UNWRITTEN):
-            self.user_writes = UserWrites(model, listener.failed)
+            self.user_writes = UserWrites(model, self.failed)
 
     # The model.
 
-    @_ours
     def forward(self, args: Any, given: dict[str, Any]) -> None:
         """A pass with gradients begins."""
-        if self.listener.listening and self.thread != get_ident():
+        if self.listening and self.thread != get_ident():
             if torch._C._current_graph_task_id() != -1:  # of a checkpoint around the model, in autograd's own thread
                 return
             raise Unsupported("another thread calls the model with gradients, too: its passes cannot be told apart")
@@ -156,11 +149,11 @@ class LoopSteps(StepMoments):
             self._stepped()
         if self.user_writes is not None:
             self.user_writes.end()
-        if not self.listener.listening:
+        if not self.listening:
             return
         if not self.begun:
             self.window, self.passes, self.forwards, self.differentiating = [], [], 0, False
-            self.step_begins(self.listener)
+            self.step_begin()
         if self.objective:
             self.unknown = unknown_batch(inputs_of(args, given), device_of(self.model))
             self.forwards += 1
@@ -178,25 +171,23 @@ class LoopSteps(StepMoments):
 
     # A step.
 
-    @_ours
     def _on_loss_call(self, name: str, *given: Any, **named: Any) -> None:
         if self.begun and not self.step:
             self.loss_calls.called(name, *given, **named)
 
-    @_ours
     def _on_backward(self, tensor: torch.Tensor, *_: Any, **__: Any) -> None:
         """A loss is about to be differentiated: what it is made of is the window's."""
         self.differentiating = True
         if self.clipped and any(p.grad is not None for p in self.model.parameters()):
             self.clipped = False
-            self.listener.left_open({Premise.GRADIENT_SUMMED: CLIPPED_IN_WINDOW})
+            self.left_open({Premise.GRADIENT_SUMMED: CLIPPED_IN_WINDOW})
         if not self.begun or self.done_backward or tensor.numel() != 1:
             return
         if not (self.step or self.window):
             self.loss_calls.repeats = self._repeats()
-            self.listener.emit(scores_given(tensor, self.loss_calls))
+            self.emit(scores_given(tensor, self.loss_calls))
         elif self.step == FEWEST_STEPS and not self.window and self.rate > 0:
-            self.listener.emit(penalties_of(tensor))
+            self.emit(penalties_of(tensor))
         if self.objective:
             # of losses whose gradients were cleared again, as those of a bad batch, nothing is left in the step
             self.losses = [tensor.detach()]
@@ -211,7 +202,7 @@ class LoopSteps(StepMoments):
             for each in loss.passes:
                 batch, left_open = loss.batch(each, self.model.device)
                 self.window.append(batch)
-                self.left_open |= left_open
+                self.doubts |= left_open
             self.passes = [each for each in self.passes if each not in loss.passes]
         if self.division is not None:
             self.division.differentiates(tensor, self.model, passes)
@@ -226,7 +217,6 @@ class LoopSteps(StepMoments):
     def _on_differentiated(self, *_: Any, **__: Any) -> None:
         self.differentiating = False
 
-    @_ours
     def _on_clip(self, parameters: Any, max_norm: float, *_: Any, **__: Any) -> None:
         """Gradients are about to be clipped: they are complete. Those of an unknown model may be clipped in parts."""
         if self.begun and not self.objective:
@@ -234,17 +224,16 @@ class LoopSteps(StepMoments):
             self._backward_end()
             self.clipped = True
 
-    @_ours
     def _on_clipped(self, norm: Any, *_: Any, **__: Any) -> None:
         """Gradients were clipped: those of the whole model, by the norm that we know, or others."""
-        if not self.begun or self.objective:
+        if not self.begun or self.objective or not self.listening:
             return
         self.norm = norm
         # torch takes a norm in the gradients' dtype: each tensor's is rounded to it, and that of all of them again
         dtypes = {p.grad.dtype for p in self.model.parameters() if p.grad is not None}
         rounding = max((torch.finfo(dtype).eps for dtype in dtypes), default=0.0)
         if abs(float(norm) - self.own_norm) > max(1e-3, rounding) * self.own_norm:
-            self.listener.left_open({Premise.CLIPPED_WHOLE: "gradients are clipped in parts, or with another norm"})
+            self.left_open({Premise.CLIPPED_WHOLE: "gradients are clipped in parts, or with another norm"})
 
     def _is_own(self, optimizer: Any) -> bool:
         return any(same_optimizer(optimizer, own) for own in self.optimizers)
@@ -253,7 +242,7 @@ class LoopSteps(StepMoments):
         """An optimizer is about to step, or to call its closure first."""
         if self._is_own(optimizer):
             self.stepping += 1
-        elif self.listener.listening:
+        elif self.listening:
             self._end_before(optimizer)
         self.others.before_step(optimizer)
 
@@ -263,32 +252,29 @@ class LoopSteps(StepMoments):
             return
         kind = type(optimizer).__name__
         why = f"from step {self.step} another {kind} trains the model: only earlier steps are judged"
-        self.listener.left_open({Premise.TRAINED_SET_DECLARED: why})
+        self.left_open({Premise.TRAINED_SET_DECLARED: why})
         if self.step < FEWEST_STEPS and kind in [type(own).__name__ for own in self.optimizers]:
-            self.listener.emit(*self.others.takes_over(optimizer, self.step))
+            self.emit(*self.others.takes_over(optimizer, self.step))
         self._let_go()
 
-    @_ours
     def complete(self, optimizer: Any) -> None:
         """An optimizer is about to step, its closure was called: if it is the loop's own, gradients are complete."""
         if self.begun and self._is_own(optimizer):
             if self.differentiating:
-                self.left_open[Premise.GRADIENT_WHOLE] = NO_WHOLE_GRADIENT
+                self.doubts[Premise.GRADIENT_WHOLE] = NO_WHOLE_GRADIENT
             self._backward_end()
 
     def _backward_end(self) -> None:
         if self.done_backward:
             return
-        self.done_backward = True
         self.others.before_model_step()
         if weighed_apart(self.factors, [batch.supervised_tokens for batch in self.window]):
-            self.left_open[Premise.TOKEN_MEAN_LOSS] = WEIGHED
-            self.listener.emit(LossDivided(micro_batches=len(self.window), by="", uneven=True))
-        self.listener.left_open(self.left_open)
+            self.doubts[Premise.TOKEN_MEAN_LOSS] = WEIGHED
+            self.emit(LossDivided(micro_batches=len(self.window), by="", uneven=True))
+        self.left_open(self.doubts)
         self.rate, self.without_rate = highest_rate(*self.optimizers), without_rate(*self.optimizers)
-        self.gradients_complete(self.listener, self.model)
+        self.backward_end()
 
-    @_ours
     def after_step(self, optimizer: Any) -> None:
         """An optimizer has stepped."""
         if not self._is_own(optimizer):
@@ -299,7 +285,6 @@ class LoopSteps(StepMoments):
             if len(self.stepped) == len(self.optimizers):
                 self._stepped()
 
-    @_ours
     def _on_scaler_step(self, result: Any, scaler: Any, optimizer: Any, *_: Any, **__: Any) -> None:
         """A scaler has stepped its optimizer, or left it out for a gradient that is not finite."""
         if self.begun and scaler.is_enabled() and self._is_own(optimizer):
@@ -307,18 +292,17 @@ class LoopSteps(StepMoments):
             self._stepped(applied=False)
 
     def _stepped(self, *, applied: bool = True) -> None:
-        self.stop_clock()
         if self.division is not None:
-            self.listener.emit(*self.division.divided())
+            self.emit(*self.division.divided())
             self.division = None if self.step else self.division
-        self.begun, self.clipped, self.stepping = False, False, 0
+        self.clipped, self.stepping = False, 0
         self.stepped, self.passes, self.factors = [], [], []
-        self.step_ends(self.listener, applied=applied)
+        self.step_end(applied=applied)
         self._remember()
         self.step += 1
         if self.step >= self.fewest:
             listened(*self.optimizers)
-        if not self.listener.listening:
+        if not self.listening:
             self._let_go()
             return
         if self.user_writes is not None:
@@ -330,11 +314,7 @@ class LoopSteps(StepMoments):
         if self.step == 0 and self.window and not self.objective and rank_and_processes()[0] == 0:
             first = self.window[0]
             ids = first.input_ids[:1][:, first.attention_mask[0].bool()]
-            self.listener.read_back_saves(self.model, ids, self._end_of_listening)
-
-    @_ours
-    def _end_of_listening(self) -> None:
-        self.listener.end_of_listening()
+            self.read_back_saves(self.model, ids)
 
     # The end.
 
@@ -345,43 +325,43 @@ class LoopSteps(StepMoments):
         if (references := sys.getrefcount(anchor_of(self.model))) < self.references:
             self.references = references
             if not is_held(anchor_of(self.model)):
-                self._let_go()
+                with self.ours():
+                    self._let_go()
 
-    @_ours
     def _let_go(self) -> None:
         """Release everything of the script's after the last step; its saves are still heard."""
         heard(*self.optimizers)
-        self.listener.tried(self.listener.end_of_listening)
-        self.listener.tried(self._tell_window)
+        self.tried(self.end_of_listening)
+        self.tried(self._tell_window)
         self.schedules.listened(self.step)
         self.hooks.remove()
-        weakref.finalize(anchor_of(self.model), self.listener.tried, self._tell_schedules).atexit = False
+        weakref.finalize(anchor_of(self.model), self.tried, self._tell_schedules).atexit = False
         self.model = self.norm = None
         self.optimizers, self.window, self.losses, self.noisy = [], [], [], []
 
-    def close(self, error: BaseException | None) -> None:
+    def close(self, error: BaseException | None = None) -> None:
         """End the trace of a loop that has ended, or raised this."""
         if error is None:
-            self.listener.tried(self._tell_schedules)
-            self.listener.tried(self._tell_window)
-            self.listener.emit(*(each.record() for each in self.loaded))
-        self.listener.close(error)
-        if self.step < self.fewest and self.listener.own:
-            self.listener.path.unlink(missing_ok=True)
+            self.tried(self._tell_schedules)
+            self.tried(self._tell_window)
+            self.emit(*(each.record() for each in self.loaded))
+        super().close(error)
+        if self.step < self.fewest and self.own:
+            self.path.unlink(missing_ok=True)
 
     def _tell_schedules(self) -> None:
         self.schedules.listened(self.step)
-        self.listener.emit(*self.schedules.taken())
+        self.emit(*self.schedules.taken())
 
     def _tell_window(self) -> None:
         """Tell, once, what was seen beside the probes in the steps that were listened to."""
         if self.user_writes is not None:
-            self.listener.emit(*self.user_writes.record())
+            self.emit(*self.user_writes.record())
             self.user_writes = None
-        self.listener.emit(*self.others.records())
+        self.emit(*self.others.records())
         if self.dropping:
             # a pass in most of the steps is a part of them, as that of a teacher
             seldom = 2 * len({step for step, _ in self.evaluations}) <= self.step
             passes = [drops for _, drops in self.evaluations if seldom]
-            self.listener.emit(LoopEvaluations(passes=len(passes), dropping=sum(passes)))
+            self.emit(LoopEvaluations(passes=len(passes), dropping=sum(passes)))
             self.dropping = []

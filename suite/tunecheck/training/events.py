@@ -130,15 +130,29 @@ class Probes:
         if self._probes:  # the window given here is this rank's own
             session.window = window = session.exchange.window(window)
         self._each(f"start of step {step}", "step_begin", session, step, window)
-        self._since = time.perf_counter()
+        self._so_far, self._since = 0.0, time.perf_counter()
 
     def backward_end(self, session: Session, step: int) -> None:
-        self._so_far = time.perf_counter() - self._since
-        self._each(f"backward of step {step}", "backward_end", session, step)
-        self._since = time.perf_counter()
+        with self.paused():
+            self._each(f"backward of step {step}", "backward_end", session, step)
+
+    def elapsed(self) -> float:
+        """Return the seconds of the present step so far, in which the training itself was at work."""
+        since, self._since = self._since, time.perf_counter()
+        self._so_far += self._since - since
+        return self._so_far
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave what happens in the block out of the step's time."""
+        self.elapsed()
+        try:
+            yield
+        finally:
+            self._since = time.perf_counter()
 
     def step_end(self, session: Session, step: int, applied: bool) -> None:
-        self._seconds.append(self._so_far + time.perf_counter() - self._since)
+        self._seconds.append(self.elapsed())
         self._host_seconds.append(_host_seconds())
         self._each(f"end of step {step}", "step_end", session, step, applied)
         self.after_step(step + 1)

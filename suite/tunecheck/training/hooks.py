@@ -81,6 +81,8 @@ class Hooks(ExitStack):
         self.error = ""
         """What went wrong first, and where; empty while nothing did."""
         self._failed, self._unless = failed, unless
+        self.within: Callable[[], AbstractContextManager[Any]] = nullcontext
+        """Makes the context of each call."""
 
     remove = ExitStack.close
     """Leave everything as it was before."""
@@ -182,7 +184,8 @@ class Hooks(ExitStack):
 
     def _caught(self, call: Call, *args: Any, **kwargs: Any) -> Any:
         try:
-            return call(*args, **kwargs)
+            with self.within():
+                return call(*args, **kwargs)
         except Exception as error:
             if not self.error:
                 self.error = located(error)
