@@ -11,9 +11,9 @@ import math
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -49,11 +49,16 @@ def build(run: Run, folder: Path, device: torch.device) -> Session:
 
     The schedule is made when the training begins, which is when the Trainer makes it.
     """
-    return session_around(listening_trainer, run, folder, device)
+    return session_around(trainer_of, run, folder, device)
 
 
-def session_around(make: Callable[[Any, Batches, str], Any], run: Run, folder: Path, device: torch.device) -> Session:
-    """A session around the Trainer, `Listening` too, that `make` returns for model, batches and precision."""
+def session_around(
+    make: Callable[[Any, Batches, str], Any], run: Run, folder: Path, device: torch.device, as_dataset: Any = list
+) -> Session:
+    """A session around the Trainer that `make` returns for model, batches and precision.
+
+    `as_dataset` makes of rows what its `evaluate` wants.
+    """
     parts = parts_of(run, folder, device)
     if run.processes > 1:
         parts["workarounds"] += (WRAPPED,)
@@ -70,15 +75,15 @@ def session_around(make: Callable[[Any, Batches, str], Any], run: Run, folder: P
         loss=lambda logits, labels, tokens: model.loss_function(
             logits=logits, labels=labels, vocab_size=logits.shape[-1], num_items_in_batch=tokens
         ),
-        evaluate=evaluate,
+        evaluate=partial(evaluate, as_dataset=as_dataset),
         save_adapter=save_adapter,
         trainer=trainer,
     )
 
 
-def listening_trainer(model: Any, batches: Batches, precision: str) -> "ListeningTrainer":
+def trainer_of(model: Any, batches: Batches, precision: str) -> Trainer:
     """A Trainer of this model with the suite's own collator."""
-    return ListeningTrainer(
+    return Trainer(
         model=model,
         args=arguments(TrainingArguments, batches, precision),
         data_collator=lambda rows: collated(batches, rows),
@@ -121,17 +126,30 @@ def arguments(kind: type[A], batches: Batches, precision: str, **more: Any) -> A
 
 def train(session: Session, probes: Probes, steps: range, log: Callable[[Step], None]) -> None:
     """Carry out these optimizer steps, announcing each moment to the probes and logging every step in order."""
-    trainer, listener = session.trainer, Listener(session, probes, steps, log)
+    trainer = session.trainer
     if session.ranks.count > 1:  # see WRAPPED
         session.model._is_accelerate_prepared = False
     with OwnHooks() as hooks:
-        hooks.function(trainer.accelerator, "unscale_gradients", after=lambda *_, **__: listener.backward_end())
+        listener = Listener(session, probes, steps, log, _divisor(trainer, hooks))
+        hooks.function(trainer, "get_batch_samples", after=listener.samples_read)
+        hooks.function(trainer.accelerator, "unscale_gradients", after=listener.backward_end)
         trainer.add_callback(listener)
         hooks.callback(trainer.remove_callback, listener)
         trainer.train(resume_from_checkpoint=trainer.resume_from if steps.start else None)
 
 
-def evaluate(session: Session, rows: Sequence[Tokens], batch_size: int) -> tuple[float, int]:
+def _divisor(trainer: Any, hooks: OwnHooks) -> list[Any]:
+    """Return what holds the number that the last loss was divided by: supervised tokens of its window, or its batch."""
+    held: list[Any] = [0]
+
+    def before(_model: Any, inputs: Any, *_: Any, num_items_in_batch: Any = None, **__: Any) -> None:
+        held[0] = (inputs["labels"][:, 1:] != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch
+
+    hooks.function(trainer, "compute_loss", before=before)
+    return held
+
+
+def evaluate(session: Session, rows: Sequence[Tokens], batch_size: int, *, as_dataset: Any) -> tuple[float, int]:
     """The loss that Trainer.evaluate gives and the number of tokens that it divided by. Each rank has as many rows.
 
     The mode is put back outside of training, where nobody else does; in it the next training_step sees to that.
@@ -139,9 +157,10 @@ def evaluate(session: Session, rows: Sequence[Tokens], batch_size: int) -> tuple
     trainer = session.trainer
     # accelerate fills up the ranks' last batches with rows that count again
     trainer.args.per_device_eval_batch_size = min(batch_size, len(rows) // session.ranks.count)
-    with nullcontext() if trainer.is_in_train else model_mode(session.model, False):
-        loss = trainer.evaluate(trainer.as_dataset(rows))["eval_loss"]
-    return float(loss), int(trainer.items)
+    with OwnHooks() as hooks, nullcontext() if trainer.is_in_train else model_mode(session.model, False):
+        divisor = _divisor(trainer, hooks)
+        loss = trainer.evaluate(as_dataset(rows))["eval_loss"]
+    return float(loss), int(divisor[0])
 
 
 def save_adapter(session: Session, folder: Path) -> None:
@@ -180,44 +199,20 @@ def collated(batches: Batches, rows: Sequence[Tokens]) -> dict[str, torch.Tensor
     return {name: torch.tensor(column) for name, column in columns.items()}
 
 
-class Listening:
-    """What a Trainer's subclass adds: it changes nothing and keeps what callbacks are not told."""
-
-    as_dataset: Any = staticmethod(list)
-    """Makes of rows what its `evaluate` wants."""
-    resume_from: str | None = None
-    """Folder of the checkpoint that the training goes on from."""
-    window: tuple[dict[str, torch.Tensor], ...] = ()
-    """The micro-batches of the step that is about to be trained."""
-    items: Any = 0
-    """What the last loss was divided by: the supervised tokens of the window, or those of its batch alone."""
-
-    def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
-        """The Trainer's own."""
-        samples, items = super().get_batch_samples(*args, **kwargs)  # type: ignore[misc]
-        self.window = tuple(samples)
-        return samples, items
-
-    def compute_loss(
-        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
-    ) -> Any:
-        """The Trainer's own."""
-        self.items = (inputs["labels"][:, 1:] != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch
-        return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)  # type: ignore[misc]
-
-
-class ListeningTrainer(Listening, Trainer):
-    """transformers' own."""
-
-
 class Listener(TrainerCallback):
     """Announces the moments to the probes, and logs what the Trainer logs."""
 
-    def __init__(self, session: Session, probes: Probes, steps: range, log: Callable[[Step], None]) -> None:
+    def __init__(
+        self, session: Session, probes: Probes, steps: range, log: Callable[[Step], None], divisor: Sequence[Any]
+    ) -> None:
         self._session, self._probes, self._steps, self._log = session, probes, steps, log
-        self._step = steps.start
-        self._seconds, self._since = 0.0, 0.0
+        self._step, self._divisor = steps.start, divisor
+        self._samples: Sequence[Any] = ()
         self._numbers: dict[str, Any] = {}
+
+    def samples_read(self, read: tuple[Any, Any], *_: Any) -> None:
+        """The micro-batches of the next step are read."""
+        self._samples = read[0]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The Trainer has made its schedule."""
@@ -226,31 +221,30 @@ class Listener(TrainerCallback):
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """A window has been read and is about to be trained on."""
         session, self._step = self._session, state.global_step
-        window = [Batch.of(*(inputs[name] for name in GIVEN)) for inputs in session.trainer.window]
+        window = [Batch.of(*(inputs[name] for name in GIVEN)) for inputs in self._samples]
+        self._numbers = {"tokens": session.ranks.total(sum(batch.tokens for batch in window))}
         if self._step in session.run.evaluation.at:
             self._probes.evaluate(session, self._step)
         self._probes.step_begin(session, self._step, window)
-        self._numbers = {"tokens": session.ranks.total(sum(batch.tokens for batch in window))}
-        self._seconds, self._since = 0.0, self._now()
+        self._wait()
 
-    def backward_end(self) -> None:
+    def backward_end(self, *_: Any) -> None:
         """The window's gradients are complete, unscaled, not yet clipped."""
-        self._seconds += self._now() - self._since
+        self._wait()
         self._probes.backward_end(self._session, self._step)
-        self._since = self._now()
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The gradients are clipped."""
         self._numbers["learning_rate"] = float(self._session.optimizer.param_groups[0]["lr"])
-        self._numbers["supervised_tokens"] = int(self._session.trainer.items)
+        self._numbers["supervised_tokens"] = int(self._divisor[0])
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The optimizer has stepped, the schedule too, and the gradients are cleared."""
         session = self._session
-        self._seconds += self._now() - self._since
+        self._wait()
         applied = not session.trainer.accelerator.optimizer_step_was_skipped
         allocated = torch.cuda.memory_allocated(session.device) if session.device.type == "cuda" else None
-        self._numbers |= {"allocated_bytes": allocated, "applied": applied}
+        self._numbers |= {"seconds": self._probes.elapsed(), "allocated_bytes": allocated, "applied": applied}
         self._probes.step_end(session, self._step, applied)
         if state.global_step >= self._steps.stop:
             control.should_training_stop = True
@@ -259,11 +253,9 @@ class Listener(TrainerCallback):
         """The Trainer reports: a step, an evaluation or the end."""
         logs = kwargs["logs"]
         if "loss" in logs:
-            self._numbers |= {"loss": logs["loss"], "gradient_norm": logs["grad_norm"], "seconds": self._seconds}
-            self._log(Step(step=self._step, **self._numbers))
+            self._log(Step(step=self._step, loss=logs["loss"], gradient_norm=logs["grad_norm"], **self._numbers))
 
-    def _now(self) -> float:
-        """Now, in seconds. Waiting for the device costs little beside the Trainer's reading of every loss."""
+    def _wait(self) -> None:
+        """Wait for the device, so that its time is a step's; it costs little beside the reading of every loss."""
         if self._session.device.type == "cuda":
             torch.cuda.synchronize(self._session.device)
-        return time.perf_counter()
