@@ -5,7 +5,7 @@ ignores this number makes gradients too large. Division calls it again with othe
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from traceback import walk_stack
 from typing import Any
@@ -26,56 +26,47 @@ SAME = 1e-4
 class Division:
     """The first micro-batch of a window of several, as the Trainer computes its loss."""
 
-    def __init__(self, trainer: Any, call_again: Callable[[Callable[[], float]], float]) -> None:
-        """`call_again` calls what it is given, and puts back what the Trainer counts and logs."""
-        self._trainer, self._call_again = trainer, call_again
-        self._given: dict[str, Any] = {}
-        self._items: Any = None
-        self._model: Any = None
-        self._loss = math.nan
-        self._micro_batches = 0
-        self._has_factor = False
-
-    def before(self, model: Any, inputs: Any, *_: Any, num_items_in_batch: Any = None, **__: Any) -> None:
-        """The loss of these inputs is about to be computed, which takes some of them out."""
-        if self._model is None and isinstance(inputs, Mapping):  # a compute_loss of the script's may take tuples
-            self._model, self._given, self._items = model, dict(inputs), num_items_in_batch
-
-    def computed(self, loss: torch.Tensor, micro_batches: int) -> None:
-        """It is computed."""
+    def __init__(
+        self, trainer: Any, model: Any, given: dict[str, Any], items: Any, loss: torch.Tensor, micro_batches: int
+    ) -> None:
+        """The loss of what the model is given, of so many items, is computed."""
+        self._trainer, self._model, self._given, self._items = trainer, model, given, items
         self._loss, self._micro_batches = float(loss.detach()), micro_batches
         self._has_factor = math.isclose(factor_of_mean(loss) or 0.0, 1 / micro_batches, rel_tol=SAME)
 
-    def divided(self, result: float) -> list[LossDivided]:
-        """Return who has divided the loss, of which the Trainer's step made this; nothing where nobody can tell."""
-        given, self._given = self._given, {}
-        several, items = self._micro_batches, self._items
+    def divided(self, result: float, call_again: Callable[[Callable[[], float]], float]) -> list[LossDivided]:
+        """Return who has divided the loss, of which the Trainer's step made this; nothing where nobody can tell.
+
+        `call_again` calls what it is given, and puts back what the Trainer counts and logs.
+        """
+        given, several, items = self._given, self._micro_batches, self._items
+
+        def again(given: dict[str, Any], items: Any) -> float:
+            def loss() -> float:
+                with model_mode(self._trainer.model, False), torch.no_grad():
+                    return float(self._trainer.compute_loss(self._model, dict(given), num_items_in_batch=items))
+
+            return call_again(loss)
+
         if several < 2 or not math.isfinite(self._loss) or not self._loss or not _may_be_called(self._trainer):
             return []
         if not math.isclose(result, self._loss, rel_tol=SAME):
             return [LossDivided(micro_batches=several, by="the Trainer")]
-        if items is None:
+        if items is None or not given:
             return []
-        loss, others = self._again(given, items), [self._again(given, 2 * items)]
+        loss, others = again(given, items), [again(given, 2 * items)]
         with _twice_as_many(self._trainer):
-            others.append(self._again(given, items))
+            others.append(again(given, items))
         if self._has_factor or any(not math.isclose(loss, other, rel_tol=SAME) for other in others):
             return [LossDivided(micro_batches=several, by="compute_loss")]
         # a sum over the rows is to be added up, and of rows that are compared with each other nobody can tell
         rows_twice = {n: torch.cat([v, v]) if isinstance(v, torch.Tensor) and v.ndim else v for n, v in given.items()}
         try:
-            twice = self._again(rows_twice, items)
+            twice = again(rows_twice, items)
         except Exception:  # of the script's own code, which may count on its number of rows
             return []
         # 16 bit rounds a mean over all rows twice otherwise
         return [LossDivided(micro_batches=several, by="")] if math.isclose(loss, twice, rel_tol=1e-2) else []
-
-    def _again(self, given: dict[str, Any], items: Any) -> float:
-        def loss() -> float:
-            with model_mode(self._trainer.model, False), torch.no_grad():
-                return float(self._trainer.compute_loss(self._model, dict(given), num_items_in_batch=items))
-
-        return self._call_again(loss)
 
 
 class LoopDivision:

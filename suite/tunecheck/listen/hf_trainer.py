@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -69,7 +69,7 @@ class TrainerListener(Listener):
         self.knows_loss = not overrides(trainer, "compute_loss") or "loss" in options.expect
         self.knows_scores = False
         self.loss_calls = LossCalls()
-        self.division = Division(trainer, self._as_before)
+        self.division: Division | None = None
         # an object, or its class and settings, of which the arguments say nothing
         given = trainer.optimizer, getattr(trainer, "optimizer_cls_and_kwargs", None)
         self.own_optimizer, self.own_schedule = given != (None, None), trainer.lr_scheduler is not None
@@ -88,7 +88,7 @@ class TrainerListener(Listener):
             hooks.after(trainer.model, self._on_returned)
         for name in LOSSES:
             hooks.function(torch.nn.functional, name, before=partial(self._on_loss_call, name))
-        hooks.function(trainer, "compute_loss", before=self._before_loss, after=self._on_loss)
+        hooks.function(trainer, "compute_loss", before=self._computes_loss)
         self.later.function(trainer, "evaluate", before=self._evaluation_begins, after=self._evaluation_ends)
         self.later.function(trainer, "prediction_step", before=self._on_prediction)
         hooks.function(accelerator, "unscale_gradients", after=self._backward_end)
@@ -130,22 +130,26 @@ class TrainerListener(Listener):
             self.passes.append(Pass({}))
             self.passes[-1].returned(out)
 
-    def _before_loss(self, *given: Any, **named: Any) -> None:
-        if self.first is not None and not self.knows_scores:
-            self.division.before(*given, **named)
-
     def _on_loss_call(self, name: str, *given: Any, **named: Any) -> None:
         if not self.knows_scores:
             self.loss_calls.called(name, *given, **named)
 
-    def _on_loss(self, result: Any, *_: Any, **__: Any) -> None:
+    def _computes_loss(
+        self, model: Any, inputs: Any, *_: Any, num_items_in_batch: Any = None, **__: Any
+    ) -> Callable[[Any], None] | None:
+        """The loss of a micro-batch is about to be computed, which takes some of its inputs out."""
+        given = dict(inputs) if isinstance(inputs, Mapping) else {}  # a compute_loss of the script's may take tuples
+        began = self.first is not None and not self.knows_scores
+        return partial(self._on_loss, model, given, num_items_in_batch) if began else None
+
+    def _on_loss(self, model: Any, given: dict[str, Any], items: Any, result: Any) -> None:
         """The loss of a micro-batch is computed; the first one tells what it is made of."""
         loss = result[0] if isinstance(result, tuple) else result
-        if self.first is None or self.knows_scores or not loss.requires_grad:
+        if not loss.requires_grad:
             return
         self.knows_scores = True
         self.emit(scores_given(loss, self.loss_calls))
-        self.division.computed(loss, len(self.samples))
+        self.division = Division(self.trainer, model, given, items, loss, len(self.samples))
         if not self.knows_loss:
             self.knows_loss = True
             if why := another_kind(loss, self.passes):
@@ -168,8 +172,9 @@ class TrainerListener(Listener):
             self.rate = rate_of(self.trainer.optimizer.param_groups[0])
             self.without_rate = without_rate(self.trainer.optimizer)
             self.backward_end()
-            if not self.step and self.losses:
-                self.look(LossDivided, lambda: self.division.divided(float(self.losses[0])))
+            division, self.division = self.division, None
+            if division is not None and self.losses:
+                self.look(LossDivided, lambda: division.divided(float(self.losses[0]), self._as_before))
 
     def _evaluation_begins(self, eval_dataset: Any = None, *_: Any, **__: Any) -> None:
         self.evaluations += 1

@@ -122,31 +122,29 @@ def stand_aside() -> None:
 
 def _wrap_torch(module: ModuleType) -> None:
     """A loop that is no Trainer's is looked for once torch is there; a Trainer says so itself."""
-    try:
-        from tunecheck.listen.options import from_environment
+    from tunecheck.listen.options import from_environment
 
-        if (options := from_environment()) is not None:
-            from tunecheck.listen import unheard
-            from tunecheck.listen.loop import LoopHooks
+    if (options := from_environment()) is None:
+        return
+    from tunecheck.listen import unheard
+    from tunecheck.listen.loop import LoopHooks
 
-            def listen() -> None:
-                loop = LoopHooks(options, follows=bool(_loops))
-                loop.attach()
-                atexit.register(loop.at_exit)
-                _loops.append(loop)
+    def listen() -> None:
+        loop = LoopHooks(options, follows=bool(_loops))
+        loop.attach()
+        atexit.register(loop.at_exit)
+        _loops.append(loop)
 
-            def follows(*_: Any, **__: Any) -> None:
-                """A new optimizer begins another training, once the one before was heard: three in a process."""
-                if _loops and _loops[-1].over and len(_loops) < 3:
-                    listen()
-
-            sys.excepthook = functools.partial(_end, sys.excepthook)
-            unheard.begin()
+    def follows(*_: Any, **__: Any) -> None:
+        """A new optimizer begins another training, once the one before was heard: three in a process."""
+        if _loops and _loops[-1].over and len(_loops) < 3:
             listen()
-            _tell(module.optim.Optimizer, "__init__", follows)
-            hear(module)
-    except Exception as error:
-        say(f"cannot watch loops ({type(error).__name__}: {error})")
+
+    sys.excepthook = functools.partial(_end, sys.excepthook)
+    unheard.begin()
+    listen()
+    _tell(module.optim.Optimizer, "__init__", follows)
+    hear(module)
 
 
 def _end(before: Callable[..., object], kind: type[BaseException], *error: Any) -> None:
@@ -170,15 +168,10 @@ def _tell(owner: Any, name: str, before: Callable[..., Callable[[Any], None] | N
 
 
 def _hooks(name: str) -> "Hooks":
+    from tunecheck.training.events import probing
     from tunecheck.training.hooks import Hooks
 
-    unless = functools.partial(_where, "tunecheck.training.events", "probing")
-    return Hooks(lambda reason: say(f"cannot watch {name}: {reason}"), unless=lambda: (unless() or bool)())
-
-
-def _where(module: str, function: str) -> Any:
-    """Return a function of the suite, if the part that listens to trainings was loaded: before, there was none."""
-    return getattr(sys.modules.get(module), function, None)
+    return Hooks(lambda reason: say(f"cannot watch {name}: {reason}"), unless=probing)
 
 
 @functools.cache
@@ -189,7 +182,7 @@ def _listener(part: str, function: str) -> Callable[..., Any]:
         # what is written before a training may be all that is kept of it
         if part != "saves" or (_loops and function == "writing"):
             importlib.import_module(f"tunecheck.listen.{part}")
-        call = _where(f"tunecheck.listen.{part}", function)
+        call = getattr(sys.modules.get(f"tunecheck.listen.{part}"), function, None)
         return call(*args, **kwargs) if call else None
 
     return before

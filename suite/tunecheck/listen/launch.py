@@ -311,8 +311,7 @@ def _merge(files: list[Path], traces: list[Trace]) -> None:
         for rank, trace in enumerate(traces[1:], start=1):
             known = trace.run.premises.items()
             left_open = {premise: told.where for premise, told in known if told.source is Source.OPEN}
-            with contextlib.closing(TraceWriter(beside, rank)) as own:
-                own.write(PremisesOpen(reasons=left_open), *trace.main.records, *_files_written_later(trace))
+            whole.write(PremisesOpen(reasons=left_open), *trace.main.records, *_files_written_later(trace), rank=rank)
         whole.write(*filter(None, [first.main.end]))
         for saved in first.attempts[1:]:  # by the first process alone
             whole.write(saved.start, *saved.records, *filter(None, [saved.end]))
