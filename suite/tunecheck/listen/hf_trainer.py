@@ -66,7 +66,7 @@ class TrainerListener(Listener):
         )
         self.passes: list[Pass] = []
         """Of the first micro-batch, where the script computes the loss itself."""
-        self.knows_loss = not overrides(trainer, "compute_loss") or "loss" in options.expect
+        self.own_loss = overrides(trainer, "compute_loss") and "loss" not in options.expect
         self.knows_scores = False
         self.loss_calls = LossCalls()
         self.division: Division | None = None
@@ -84,7 +84,7 @@ class TrainerListener(Listener):
         else:
             hooks.function(trainer, "get_train_dataloader", after=self._on_loader)
         hooks.function(trainer, "training_step", after=self._on_training_step)
-        if not self.knows_loss:
+        if self.own_loss:
             hooks.after(trainer.model, self._on_returned)
         for name in LOSSES:
             hooks.function(torch.nn.functional, name, before=partial(self._on_loss_call, name))
@@ -126,7 +126,7 @@ class TrainerListener(Listener):
         yield from micro_batches
 
     def _on_returned(self, _model: Any, _args: Any, out: Any) -> None:
-        if not self.knows_loss and torch.is_grad_enabled():
+        if not self.knows_scores and torch.is_grad_enabled():
             self.passes.append(Pass({}))
             self.passes[-1].returned(out)
 
@@ -150,14 +150,12 @@ class TrainerListener(Listener):
         self.knows_scores = True
         self.emit(scores_given(loss, self.loss_calls))
         self.division = Division(self.trainer, model, given, items, loss, len(self.samples))
-        if not self.knows_loss:
-            self.knows_loss = True
-            if why := another_kind(loss, self.passes):
-                reason = f"the script overrides compute_loss, and {why}; --expect loss=token_mean enables the check"
-                # a loss that calls no cross entropy may read the labels in a way of its own
-                other = {OUTSIDE_FORWARD: Premise.GRADIENT_BY_FORWARD, OUTSIDE_ENTROPY: Premise.LOSS_DECLARED}.get(why)
-                self.left_open(opened((reason, Premise.TOKEN_MEAN_LOSS, other or Premise.TOKEN_MEAN_LOSS)))
-            self.passes = []
+        if self.own_loss and (why := another_kind(loss, self.passes)):
+            reason = f"the script overrides compute_loss, and {why}; --expect loss=token_mean enables the check"
+            # a loss that calls no cross entropy may read the labels in a way of its own
+            other = {OUTSIDE_FORWARD: Premise.GRADIENT_BY_FORWARD, OUTSIDE_ENTROPY: Premise.LOSS_DECLARED}.get(why)
+            self.left_open(opened((reason, Premise.TOKEN_MEAN_LOSS, other or Premise.TOKEN_MEAN_LOSS)))
+        self.passes = []
 
     def _on_training_step(self, result: Any, *_: Any, **__: Any) -> None:
         if self.listening:

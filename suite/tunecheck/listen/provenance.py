@@ -22,7 +22,8 @@ class Load:
     """Digests of all that was offered, where nothing of it was taken."""
 
 
-_LOADS: WeakKeyDictionary[Any, list[Load]] = WeakKeyDictionary()
+_LOADS: WeakKeyDictionary[Any, Load] = WeakKeyDictionary()
+"""The last load into each module."""
 
 
 def loading(module: Any, state_dict: Mapping[str, Any], *_: Any, **__: Any) -> Callable[[Any], None] | None:
@@ -42,7 +43,7 @@ def loading(module: Any, state_dict: Mapping[str, Any], *_: Any, **__: Any) -> C
                 load.fits = {name: (other, _value(state_dict[other])) for name, other in fits.items()}
             if not load.taken:
                 load.values = frozenset(_value(tensor) for tensor in state_dict.values() if hasattr(tensor, "shape"))
-        _LOADS.setdefault(module, []).append(load)
+        _LOADS[module] = load
 
     return loaded
 
@@ -52,7 +53,7 @@ def loads_of(model: Any) -> Iterator[StateLoaded]:
     for module in model.modules():
         if module not in _LOADS:
             continue
-        load, tensors = _LOADS.pop(module)[-1], {}
+        load, tensors = _LOADS.pop(module), {}
         if load.fits or load.values:
             tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         if load.values and load.values & {_value(tensor) for tensor in tensors.values()}:

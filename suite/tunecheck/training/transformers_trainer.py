@@ -226,12 +226,15 @@ class Listener(TrainerCallback):
         if self._step in session.run.evaluation.at:
             self._probes.evaluate(session, self._step)
         self._probes.step_begin(session, self._step, window)
-        self._wait()
+        with self._probes.paused():
+            self._wait()
 
     def backward_end(self, *_: Any) -> None:
         """The window's gradients are complete, unscaled, not yet clipped."""
         self._wait()
         self._probes.backward_end(self._session, self._step)
+        with self._probes.paused():
+            self._wait()
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The gradients are clipped."""
@@ -256,6 +259,6 @@ class Listener(TrainerCallback):
             self._log(Step(step=self._step, loss=logs["loss"], gradient_norm=logs["grad_norm"], **self._numbers))
 
     def _wait(self) -> None:
-        """Wait for the device, so that its time is a step's; it costs little beside the reading of every loss."""
+        """Wait for the device, whose work is then this moment's; it costs little beside the reading of every loss."""
         if self._session.device.type == "cuda":
             torch.cuda.synchronize(self._session.device)
