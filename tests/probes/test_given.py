@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tunecheck.core.row_spans import LABELS_SHIFTED, label_problem
+from tunecheck.core.row_spans import LABELS_SHIFTED
 from tunecheck.probes.reference.given import (
     Row,
     answers_shown,
@@ -108,7 +108,8 @@ def test_a_row_of_which_nothing_is_learned():
 )
 def test_shifted_labels_are_told_from_other_labels(labels, problem):
     """By every supervised label: a single one may equal the next token by chance."""
-    assert label_problem([5, 6, 7, 8], labels, IGNORED, {EOS}) == problem
+    found = Row([5, 6, 7, 8], labels, [1] * 4).label_problems(str, {EOS})
+    assert [kind for kind, _ in found] == [problem] * bool(problem)
 
 
 def test_end_tokens_are_the_tokenizers_or_else_the_models():

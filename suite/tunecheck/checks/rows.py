@@ -306,8 +306,8 @@ class RowsWhole(Check):
 
     def judge(self, trace: Trace) -> Finding:
         written = {t.digest: t.tokens for step in trace.records(evidence.StepInputs) for t in step.written if t.ended}
-        if (pile := self._pile(written.values())) is not None:
-            return self._piled(pile, len(written), "targets", "have an end token", END_KEPT)
+        if (found := self._pile(written.values(), "targets", "have an end token", END_KEPT)) is not None:
+            return found
         if reason := trace.why({Premise.CAUSAL_LM, Premise.ROWS_FOLLOWED}):
             return self._by_last_tokens(trace, reason)
         required(not (reason := trace.why({Premise.END_KNOWN})), reason)
@@ -332,26 +332,26 @@ class RowsWhole(Check):
         fits = share <= self.max_cut_share or cut < self.min_cut
         return self.found(fits, detail, measured=share, limit=self.max_cut_share, causes=[ENDS_CUT])
 
-    def _pile(self, lengths: Collection[int]) -> tuple[int, int] | None:
-        """Return the most tokens of a row, and how many rows have so many; None where that is nothing unusual."""
+    def _pile(self, lengths: Collection[int], kind: str, ends: str, cause: str) -> Finding | None:
+        """Return that many rows have the most tokens of all; None where that is nothing unusual."""
         (most, full), *others = sorted(Counter(lengths).items(), reverse=True) or [(0, 0)]
         next_most = max((times for _, times in others), default=0)
         stands_out = full > max(self.max_full_share * len(lengths), self.min_pile * next_most)
-        return (most, full) if most >= ENOUGH <= len(lengths) and stands_out else None
-
-    def _piled(self, pile: tuple[int, int], rows: int, kind: str, ends: str, cause: str) -> Finding:
-        detail = f"{pile[1]} of {rows} {kind} have {pile[0]} tokens, the most of all, and {ends}"
-        return self.at_most(pile[1] / rows, self.max_full_share, detail, meant=ONE_LENGTH, causes=[cause])
+        if not most >= ENOUGH <= len(lengths) or not stands_out:
+            return None
+        detail = f"{full} of {len(lengths)} {kind} have {most} tokens, the most of all, and {ends}"
+        return self.at_most(full / len(lengths), self.max_full_share, detail, meant=ONE_LENGTH, causes=[cause])
 
     def _by_last_tokens(self, trace: Trace, reason: str) -> Finding:
         """Judge rows of which only their tokens are known: truncation makes many as long as the longest one."""
         rows = list({row.digest: row for step in trace.records(evidence.StepInputs) for row in step.read}.values())
         required(len(rows) >= ENOUGH, reason)
         lengths = Counter(row.tokens for row in rows)
-        (_, alike), pile = Counter(row.last for row in rows).most_common(1)[0], self._pile([r.tokens for r in rows])
-        end = "all" if alike >= self.min_alike * len(rows) else "not all"
-        if pile is not None and (end == "all" or "pairs" in trace.run.features):  # a pair is no block of running text
-            return self._piled(pile, len(rows), "rows", f"{end} end alike", END_KEPT if end == "all" else ENDS_CUT)
+        alike = max(Counter(row.last for row in rows).values()) >= self.min_alike * len(rows)
+        ends, cause = ("all end alike", END_KEPT) if alike else ("not all end alike", ENDS_CUT)
+        pile = self._pile([row.tokens for row in rows], "rows", ends, cause)
+        if pile is not None and (alike or "pairs" in trace.run.features):  # a pair is no block of running text
+            return pile
         (longest, _), *others = lengths.most_common(2)
         shorter = [row.last for row in rows if row.tokens < longest]
         piled_up = others and longest == max(row.tokens for row in rows)

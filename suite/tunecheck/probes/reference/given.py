@@ -12,7 +12,7 @@ from itertools import compress, count, groupby, pairwise, takewhile
 from typing import Any
 
 from tunecheck.core.evidence import RowSpan
-from tunecheck.core.row_spans import PADDING_LEARNED, label_problem
+from tunecheck.core.row_spans import LABELS_SHIFTED, PADDING_LEARNED
 from tunecheck.training.data import IGNORED, Batch
 
 FEWEST_STEPS, STILL_SHARE = 4, 0.25
@@ -59,13 +59,20 @@ class Row:
         return tuple(compress(self.ids, self.mask))
 
     def label_problems(self, show: Show, ends: Collection[int] = ()) -> Iterator[tuple[str, str]]:
-        """Yield what is wrong with the labels, whatever text they come from, and an example."""
-        if any(label != IGNORED and not keep for label, keep in zip(self.labels, self.mask, strict=True)):
-            yield PADDING_LEARNED, repr(show(self.ids))
-        if problem := label_problem(self.ids, self.labels, IGNORED, ends):
-            pairs = zip(self.ids, self.labels, strict=True)
-            token, label = next(pair for pair in pairs if pair[1] not in (IGNORED, pair[0]))
-            yield problem, f"at {show([token])!r} the label is {show([label])!r}"
+        """Yield what is wrong with the labels, whatever text they come from, and an example.
+
+        One of `ends` may be the last label of an answer: it is then learned where the next turn begins without an end.
+        """
+        ids, labels = self.ids, self.labels
+        if any(label != IGNORED and not keep for label, keep in zip(labels, self.mask, strict=True)):
+            yield PADDING_LEARNED, repr(show(ids))
+        supervised = [at for at, label in enumerate(labels) if label != IGNORED]
+        last = {at for at in supervised if labels[at] in ends and IGNORED in labels[at + 1 : at + 2]}
+        if wrong := [at for at in supervised if ids[at] != labels[at] and at not in last]:
+            known = [at for at in supervised if at + 1 < len(ids)]
+            moved = len(known) > 1 and all(labels[at] == ids[at + 1] for at in known)
+            example = f"at {show([ids[wrong[0]]])!r} the label is {show([labels[wrong[0]]])!r}"
+            yield LABELS_SHIFTED if moved else "labels are not the tokens at their place", example
 
     def input_problems(self, tokenizer: Any) -> Iterator[str]:
         """Yield what is wrong with attention mask and positions."""
