@@ -5,8 +5,7 @@ from typing import Any
 
 import torch
 from peft import PeftModel
-from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from tunecheck.config.schema import Run
@@ -26,69 +25,56 @@ def leave(session: Session, folder: Path) -> None:
     """Save what was trained into this folder, and beside it the logits that whoever reads it must get."""
     folder.mkdir(parents=True, exist_ok=True)
     session.save_adapter(session, folder)
-    ids = list(session.batches.heldout[0].input_ids)
+    ids = torch.tensor([session.batches.heldout[0].input_ids], device=session.device)
     with session.seen_whole():
-        held = {"logits": _logits(session.model, ids, session.device).contiguous()}
-        if (exact := _exact_logits(session.model, ids, session.device)) is not None:
-            held["exact"] = exact.contiguous()
+        held = {"ids": ids, **_functions(session.model, ids)}
     if session.exchange.rank == 0:
-        save_file(held, folder / EXPECTED, metadata={"ids": " ".join(map(str, ids))})
+        save_file(held, folder / EXPECTED)
 
 
 def read(run: Run, weights: Path, saved: Path, device: Any, precision: str) -> ReadBack:
     """Load the saved folder without the trainer and compare its logits with those that were left beside it."""
-    held, ids = _expected(saved)
-    wanted, model = held["logits"], _load(run, weights, saved, device, precision)
-    got = _logits(model, ids, device)
-    exact = _exact_logits(model, ids, device) if "exact" in held else None
-    effect = None
+    wanted, model = load_file(saved / EXPECTED), _load(run, weights, saved, device, precision)
+    ids = wanted.pop("ids").to(device)
+    got, effect = _functions(model, ids), None
     if run.lora is not None:
         with model.disable_adapter():
-            effect = relative_difference(_logits(model, ids, device), wanted)
+            effect = relative_difference(_logits(model, ids), wanted["logits"])
     return ReadBack(
         files=tuple(sorted(path.name for path in saved.iterdir() if path.name != EXPECTED)),
-        logit_difference=relative_difference(got, wanted),
+        logit_difference=relative_difference(got["logits"], wanted["logits"]),
         adapter_effect=effect,
-        exact_difference=None if exact is None else relative_difference(exact, held["exact"]),
+        exact_difference=relative_difference(got["exact"], wanted["exact"]) if got.keys() == wanted.keys() else None,
     )
 
 
 def merged(session: Session, saved: Path) -> Merged:
     """Merge the saved adapter by the trainer's own function and compare likewise; the session is used up."""
-    held, ids = _expected(saved)
-    wanted = held["logits"]
-    base = _logits(session.model, ids, session.device)  # before the first step adapters do nothing
-    effect, rounding = relative_difference(base, wanted), None
-    if session.precision != "fp32" and (in_fp32 := _exact_logits(session.model, ids, session.device)) is not None:
-        rounding = relative_difference(base, in_fp32)
-    del base
+    expected = load_file(saved / EXPECTED)
+    ids, wanted = expected["ids"].to(session.device), expected["logits"]
+    base = _functions(session.model, ids)  # before the first step adapters do nothing
     before = adapted_rows(session.model)
     model = session.merge(session, saved)
     share, share_at = merged_share(before, model, saved, session.run.lora)
+    rounded = session.precision != "fp32" and "exact" in base
     return Merged(
-        logit_difference=relative_difference(_logits(model, ids, session.device), wanted),
-        adapter_effect=effect,
+        logit_difference=relative_difference(_logits(model, ids), wanted),
+        adapter_effect=relative_difference(base["logits"], wanted),
         adapters_left=tuple(adapted_layers(model)),
         packed_left=tuple(name for name, p in model.named_parameters() if is_packed(p)),
-        rounding=rounding,
+        rounding=relative_difference(base["logits"], base["exact"]) if rounded else None,
         share=share,
         share_at=share_at,
     )
 
 
-def _exact_logits(model: Any, ids: list[int], device: Any) -> Any:
-    """Return the logits in fp32 arithmetic, whatever the model's own is; None for a base too large to be widened."""
-    if widened_bytes(model) > WIDENED_BYTES:
-        return None
-    with in_fp32(model):
-        return _logits(model, ids, device)
-
-
-def _expected(saved: Path) -> tuple[dict[str, Any], list[int]]:
-    with safe_open(saved / EXPECTED, framework="pt") as file:
-        ids = [int(token) for token in file.metadata()["ids"].split()]
-        names = file.keys()  # a safe_open is no mapping
-        return {name: file.get_tensor(name) for name in names}, ids
+def _functions(model: Any, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return the logits in the model's arithmetic and, of a base that is not too large to be widened, in fp32."""
+    found = {"logits": _logits(model, ids)}
+    if widened_bytes(model) <= WIDENED_BYTES:
+        with in_fp32(model):
+            found["exact"] = _logits(model, ids)
+    return found
 
 
 def _load(run: Run, weights: Path, saved: Path, device: Any, precision: str) -> Any:
@@ -101,8 +87,8 @@ def _load(run: Run, weights: Path, saved: Path, device: Any, precision: str) -> 
     return PeftModel.from_pretrained(base, saved)
 
 
-def _logits(model: Any, ids: list[int], device: Any) -> Any:
-    return logits_of(model, torch.tensor([ids], device=device), training=False).cpu()
+def _logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    return logits_of(model, ids, training=False).cpu().contiguous()
 
 
 ROWS = 64
@@ -149,5 +135,5 @@ def _with_adapter(before: torch.Tensor, file: WeightFile, name: str, lora: Any) 
 
 
 def _rows(weight: Any) -> torch.Tensor:
-    whole = matrix(weight) if is_packed(weight) else weight.detach()
-    return whole[evenly(len(whole), ROWS)].float().cpu()
+    every = matrix(weight)
+    return every[evenly(len(every), ROWS)].cpu()
