@@ -869,7 +869,7 @@ CANNOT_JUDGE: dict[str, tuple[str, Change, str]] = {
         lambda t: killed(t, "resume"),
         "the resume attempt did not finish: it was cut off",
     ),
-    "repeat too short": ("repeat_equals", asking(probes={"repeat_steps": 4}), "the repeated run took 3 steps"),
+    "repeat too short": ("repeat_equals", asking(probes={"repeat_steps": 4}), "the repeat attempt took 3 steps"),
     "resume crashed": (
         "resume_equals",
         having(e.AttemptEnd, purpose="resume", outcome="hung", detail="not done after 600 s"),

@@ -10,7 +10,8 @@ from traces import LOSSES, healthy, with_record
 
 from tunecheck.checks import CHECKS
 from tunecheck.checks.device import DeviceAsConfigured
-from tunecheck.checks.memory import CardReturnsToBaseline, FallbackEqualsReference, FallbackInOrder, FallbackStartsFresh
+from tunecheck.checks.memory import CardReturnsToBaseline, FallbackInOrder
+from tunecheck.checks.saving import FallbackEqualsReference, FallbackStartsFresh
 from tunecheck.core import evidence as e
 from tunecheck.core.finding import Finding, Status
 from tunecheck.core.trace import Attempt, Trace, TraceWriter
@@ -88,7 +89,7 @@ NOTHING_HAPPENED = healthy()
         (DeviceAsConfigured(), f"configured auto, ran on cpu after: out of memory on the GPU: {RAN_OUT}"),
         (FallbackInOrder(), "out of memory, then as configured on cuda:0 -> lean on cuda:0 -> cpu on cpu"),
         (FallbackStartsFresh(), "1 tensors and the random state are those of a fresh start"),
-        (FallbackEqualsReference(), "6 losses equal to the last bit"),
+        (FallbackEqualsReference(), "6 steps equal to the last bit"),
         (CardReturnsToBaseline(), "an attempt leaves at most 1 MiB more in use (train as configured)"),
     ],
 )
@@ -199,9 +200,9 @@ def test_a_start_that_is_not_fresh_fails(trace, words):
 @pytest.mark.parametrize(
     ("trace", "words"),
     [
-        (with_record(FALLEN, e.Step, 3, loss=LOSSES[3] * (1 + 1e-7)), "1 of 6 losses differ, first step 3"),
-        (with_record(FALLEN, e.Step, loss=math.nan), "6 of 6 losses differ, first step 0: nan"),
-        (with_record(FALLEN, e.Step, 5, step=7), "2 of 6 losses differ, first step 5: None and"),
+        (with_record(FALLEN, e.Step, 3, loss=LOSSES[3] * (1 + 1e-7)), "1 of 6 steps differ, first step 3: loss"),
+        (with_record(FALLEN, e.Step, loss=math.nan), "6 of 6 steps differ, first step 0: loss nan"),
+        (with_record(FALLEN, e.Step, 5, step=7), "1 of 6 steps differ, first step 5: the first run has no"),
     ],
 )
 def test_other_losses_than_the_references_fail(trace, words):

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 from tunecheck.checks.telemetry import MIB, card_memory, on_gpu, other_gpu_processes, telemetry
 from tunecheck.core import evidence
-from tunecheck.core.check import Check, recorded, required, some, worst_of
+from tunecheck.core.check import Check, recorded, required, worst_of
 from tunecheck.core.errors import MissingEvidence, NotApplicable
 from tunecheck.core.finding import Finding
 from tunecheck.core.premises import Premise
@@ -297,61 +297,3 @@ def _swallowed(trace: Trace) -> Iterator[str]:
             if not count <= explained:
                 where = f"{count - explained} times in {phase.name!r}"
                 yield f"the {attempt.start.purpose} attempt ran out of memory {where} and continued"
-
-
-def _reference(trace: Trace) -> Attempt:
-    """Return the run that began on the CPU, to compare a fallback with. Raises MissingEvidence when it did not finish.
-
-    Raises NotApplicable where no fallback to the CPU happened.
-    """
-    required(len(trace.trainings) >= 2, "no fallback happened")
-    device = trace.main.start.device
-    required(device.startswith("cpu"), f"the fallback ended on {device}: only a fallback to the CPU has a reference")
-    return trace.finished(evidence.AttemptPurpose.REFERENCE)
-
-
-class FallbackStartsFresh(Check):
-    """A fallback starts with the tensors and random state of a run that started on the CPU."""
-
-    needs = frozenset({"reference"})
-    meaning = """The fallback inherited state from the attempt that ran out of memory: half-trained weights, optimizer
-    moments or an advanced random state."""
-    remedy = "Load the model from its file in a fresh process. Do not move the old one with .to()."
-
-    def judge(self, trace: Trace) -> Finding:
-        wanted, begun = _beginning(_reference(trace)), _beginning(trace.main)
-        held, due = (seen.tensors | seen.settings for seen in (begun, wanted))
-        problems = []
-        if other := [name for name in held | due if held.get(name) != due.get(name)]:
-            problems.append(f"{len(other)} differ from a run that starts on the CPU: {some(other)}")
-        if kept := [name for name in begun.tensors if " of " in name]:
-            problems.append(f"the optimizer held a state at the start: {some(kept)}")
-        return self.unless(problems, f"{len(begun.tensors)} tensors and the random state are those of a fresh start")
-
-
-def _beginning(attempt: Attempt) -> evidence.TrainerState:
-    """Return all that an attempt starts from. Raises MissingEvidence where it was not recorded."""
-    begun = [seen for seen in attempt.all(evidence.TrainerState) if seen.step == 0]
-    return recorded(begun, f"the {attempt.start.purpose} attempt did not record its start")[0]
-
-
-class FallbackEqualsReference(Check):
-    """After a fallback to the CPU, every loss equals that of a run that started there, to the last bit."""
-
-    needs = frozenset({"reference"})
-    meaning = """The fallback inherited state from the GPU attempt: weights, optimizer state, the position in the data,
-    or a setting meant for the GPU."""
-    remedy = """Find the first step that differs. Step 0 points to the initial state, a later step to the optimizer or
-    the data."""
-
-    def judge(self, trace: Trace) -> Finding:
-        wanted = {step.step: step.loss for step in _reference(trace).all(evidence.Step)}
-        got = {step.step: step.loss for step in trace.steps}
-        # a NaN differs from everything, itself included
-        different = [step for step in sorted(wanted | got) if got.get(step) != wanted.get(step)]
-        detail = f"{len(got)} losses equal to the last bit"
-        if different:
-            first = different[0]
-            detail = f"{len(different)} of {len(wanted)} losses differ, first step {first}: "
-            detail += f"{got.get(first)!r} and {wanted.get(first)!r}"
-        return self.at_most(len(different), 0, detail)

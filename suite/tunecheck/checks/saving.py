@@ -2,7 +2,6 @@
 
 import math
 import re
-from collections.abc import Iterable, Mapping
 
 from tunecheck.core import evidence
 from tunecheck.core.check import Check, NumericCheck, holding, recorded, relative_error, required, some, worst_of
@@ -155,14 +154,59 @@ class RepeatEquals(Check):
     suspect the hardware."""
 
     def judge(self, trace: Trace) -> Finding:
-        first = {step.step: step for step in trace.steps}
-        again = trace.finished(evidence.AttemptPurpose.REPEAT).all(evidence.Step)
-        recorded(len(again) >= trace.run.repeat_steps, f"the repeated run took {len(again)} steps")
-        different = _differing(first, again)
-        detail = f"{len(again)} steps equal to the last bit"
-        if different:
-            detail = f"{len(different)} of {len(again)} steps differ, first {different[0]}"
-        return self.at_most(len(different), 0, detail)
+        again = trace.finished(evidence.AttemptPurpose.REPEAT)
+        return _same_steps(self, trace, again, trace.run.repeat_steps)
+
+
+class FallbackEqualsReference(Check):
+    """After a fallback to the CPU, every loss equals that of a run that started there, to the last bit.
+
+    So does every gradient norm.
+    """
+
+    needs = frozenset({"reference"})
+    meaning = """The fallback inherited state from the GPU attempt: weights, optimizer state, the position in the data,
+    or a setting meant for the GPU."""
+    remedy = """Find the first step that differs. Step 0 points to the initial state, a later step to the optimizer or
+    the data."""
+
+    def judge(self, trace: Trace) -> Finding:
+        return _same_steps(self, trace, _reference(trace), len(trace.steps))
+
+
+class FallbackStartsFresh(Check):
+    """A fallback starts with the tensors and random state of a run that started on the CPU."""
+
+    needs = frozenset({"reference"})
+    meaning = """The fallback inherited state from the attempt that ran out of memory: half-trained weights, optimizer
+    moments or an advanced random state."""
+    remedy = "Load the model from its file in a fresh process. Do not move the old one with .to()."
+
+    def judge(self, trace: Trace) -> Finding:
+        wanted, begun = map(_beginning, (_reference(trace), trace.main))
+        problems = []
+        if other := _unlike(begun, wanted):
+            problems.append(f"{len(other)} differ from a run that starts on the CPU: {some(other)}")
+        if kept := [name for name in begun.tensors if " of " in name]:
+            problems.append(f"the optimizer held a state at the start: {some(kept)}")
+        return self.unless(problems, f"{len(begun.tensors)} tensors and the random state are those of a fresh start")
+
+
+def _reference(trace: Trace) -> Attempt:
+    """Return the run that began on the CPU, to compare a fallback with. Raises MissingEvidence when it did not finish.
+
+    Raises NotApplicable where no fallback to the CPU happened.
+    """
+    required(len(trace.trainings) >= 2, "no fallback happened")
+    device = trace.main.start.device
+    required(device.startswith("cpu"), f"the fallback ended on {device}: only a fallback to the CPU has a reference")
+    return trace.finished(evidence.AttemptPurpose.REFERENCE)
+
+
+def _beginning(attempt: Attempt) -> evidence.TrainerState:
+    """Return all that an attempt starts from. Raises MissingEvidence where it was not recorded."""
+    begun = [seen for seen in attempt.all(evidence.TrainerState) if seen.step == 0]
+    return recorded(begun, f"the {attempt.start.purpose} attempt did not record its start")[0]
 
 
 class ResumeEquals(NumericCheck):
@@ -183,10 +227,9 @@ class ResumeEquals(NumericCheck):
     max_error_16bit: float = 1e-3
 
     def judge(self, trace: Trace) -> Finding:
-        first = {step.step: step for step in trace.steps}
         again, limit = trace.finished(evidence.AttemptPurpose.RESUME), self.limit(trace)
         if repeats := [attempt for attempt in trace.made_for(evidence.AttemptPurpose.REPEAT) if attempt.finished]:
-            limit = limit if _differing(first, repeats[-1].all(evidence.Step)) else 0.0
+            limit = limit if _differing(trace, repeats[-1]) else 0.0
         worst, detail = _departure(trace, {0: again}, trace.records(evidence.TrainerState))
         if worst == 0:
             detail = f"{len(again.all(evidence.Step))} steps equal from step {trace.run.resume_from} on"
@@ -260,9 +303,8 @@ def _departure(trace: Trace, again: dict[int, Attempt], saved: list[evidence.Tra
     if missing := [step.step for step in steps if step.step not in first]:
         raise MissingEvidence(f"the uninterrupted run has no step {missing[0]}")
     for rank, attempt in again.items():
-        states = [seen.tensors | seen.settings for seen in (*saved[-1:], *attempt.all(evidence.TrainerState)[-1:])]
-        before, after = states if len(states) == 2 else ({}, {})  # one of both was not looked at
-        if lost := sorted(name for name in before | after if before.get(name) != after.get(name)):
+        states = [*saved[-1:], *attempt.all(evidence.TrainerState)[-1:]]
+        if lost := _unlike(*states) if len(states) == 2 else []:  # else one of both was not looked at
             return math.inf, f"rank {rank} starts with values that differ from the saved ones: {some(lost)}"
     rescaled = again[0].start.purpose == evidence.AttemptPurpose.RESCALE
     recorded(not rescaled or again[0].all(evidence.Window), "one of the two runs did not record its rows")
@@ -283,13 +325,30 @@ def _departure(trace: Trace, again: dict[int, Attempt], saved: list[evidence.Tra
     return worst_of(departures, key=lambda departure: departure[0])
 
 
-def _differing(first: Mapping[int, evidence.Step], again: Iterable[evidence.Step]) -> list[str]:
+def _unlike(one: evidence.TrainerState, other: evidence.TrainerState) -> list[str]:
+    """Return the names of what these two states hold otherwise, or one of them alone."""
+    before, after = (seen.tensors | seen.settings for seen in (one, other))
+    return sorted(name for name in before | after if before.get(name) != after.get(name))
+
+
+def _same_steps(check: Check, trace: Trace, attempt: Attempt, due: int) -> Finding:
+    """Return whether the first steps of an attempt, at least so many, are those of the training to the last bit."""
+    again = attempt.all(evidence.Step)
+    recorded(len(again) >= due, f"the {attempt.start.purpose} attempt took {len(again)} steps")
+    different = _differing(trace, attempt)
+    detail = f"{len(again)} steps equal to the last bit"
+    if different:
+        detail = f"{len(different)} of {len(again)} steps differ, first {different[0]}"
+    return check.at_most(len(different), 0, detail)
+
+
+def _differing(trace: Trace, attempt: Attempt) -> list[str]:
     """Return the steps whose loss or norm of the gradient has other bits; a norm that neither reports is the same."""
-    found = []
-    for step in again:
+    first, found = {step.step: step for step in trace.steps}, []
+    for step in attempt.all(evidence.Step):
         if (other := first.get(step.step)) is None:
             found.append(f"step {step.step}: the first run has no such step")
-        elif step.loss != other.loss:
+        elif step.loss != other.loss:  # as a NaN does, which differs from itself
             found.append(f"step {step.step}: loss {other.loss!r} and {step.loss!r}")
         elif repr(step.gradient_norm) != repr(other.gradient_norm):  # by their spelling, so that NaN equals NaN
             norms = f"{other.gradient_norm!r} and {step.gradient_norm!r}"
