@@ -12,7 +12,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
-from functools import partial
 from typing import Any, Self
 
 import torch
@@ -184,8 +183,7 @@ class Listener:
             self._learning = Learning(session.model)
         self._probes.start(session)
         if not self.ends_early:  # what is written once the training is over follows its end
-            over, device = partial(self.add, evidence.AttemptPurpose.READ_BACK), str(session.device)
-            saves.watch(session.model, lambda seen: over(device, 0.0, seen) if self._ended else self.emit(seen))
+            saves.watch(session.model, lambda seen: self.add(seen) if self._ended else self.emit(seen))
 
     def _tell_draws(self) -> None:
         if self._drawn is not None:
@@ -205,7 +203,7 @@ class Listener:
             self.emit(evidence.ProbeFailed(probe="Listener", moment="look", error=why, kinds=kinds))
 
     def _write_header(self, run: dict[str, Any], device: str, fingerprint: str = "") -> None:
-        self._begun = True
+        self._begun, self._device = True, device
         python, command = sys.version.split()[0], self.options.command
         environment = {"python": python, "command": command, "processes": self._processes}
         start = evidence.AttemptStart(purpose=evidence.AttemptPurpose.TRAIN, device=device)
@@ -216,10 +214,12 @@ class Listener:
         if self._writer is not None and self.own:
             self._writer.write(*records)
 
-    def add(self, purpose: evidence.AttemptPurpose, device: str, seconds: float, record: evidence.Record) -> None:
+    def add(self, record: evidence.Record, seconds: float = 0.0) -> None:
         """Write this record behind the trace's end, as an attempt of its own, as soon as the training is over."""
+        purposes = evidence.AttemptPurpose
+        purpose = purposes.MERGE if isinstance(record, evidence.Merged) else purposes.READ_BACK
         end = evidence.AttemptEnd(outcome=evidence.AttemptOutcome.FINISHED, detail="", seconds=seconds)
-        self._added += [evidence.AttemptStart(purpose=purpose, device=device), record, end]
+        self._added += [evidence.AttemptStart(purpose=purpose, device=self._device), record, end]
         if self._ended:
             self._append_added()
 

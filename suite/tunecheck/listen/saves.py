@@ -20,7 +20,7 @@ import psutil
 import torch
 from torch.nn import Module
 
-from tunecheck.core.evidence import AttemptPurpose, FileWritten, Merged, ReadBack, Record, StateLoaded, Written
+from tunecheck.core.evidence import FileWritten, Merged, ReadBack, Record, StateLoaded, Written
 from tunecheck.listen.options import rank_and_processes
 from tunecheck.listen.trained_model import Parts, anchor_of
 from tunecheck.models.layer_names import as_written, base_of
@@ -262,15 +262,13 @@ def _running(function: str = "save_pretrained") -> Iterator[dict[str, Any]]:
 MOST_READ = 2
 """Saves of a model that are read back: checkpoints are all alike."""
 
-Tell = Callable[[AttemptPurpose, str, float, Record], None]
-"""Writes a record of this purpose, device and number of seconds to the trace of the training."""
-
 
 @dataclass(slots=True)
 class _Heard:
     """A model that comes out of a training that is listened to."""
 
-    tell: Tell
+    tell: Callable[[Record, float], None]
+    """Writes what was found, in this many seconds, to the trace of the training."""
     ids: torch.Tensor
     """Tokens of a row of the training, [1, count]."""
     before_merge: Callable[[], None] = nothing
@@ -283,7 +281,9 @@ _WAITING: dict[Path, Callable[[], None]] = {}
 """Folders with weights and no config.json so far to what reads them back."""
 
 
-def remember(model: Any, tell: Tell, ids: torch.Tensor, before_merge: Callable[[], None] = nothing) -> None:
+def remember(
+    model: Any, tell: Callable[[Record, float], None], ids: torch.Tensor, before_merge: Callable[[], None] = nothing
+) -> None:
     """Watch what the script does with this model from now on; `before_merge` is called while it has its adapters."""
     _HEARD[model] = _Heard(tell, ids.cpu(), before_merge)
 
@@ -295,9 +295,7 @@ def merging(tuner: Any, *_: Any, **__: Any) -> Callable[[Any], None] | None:
         return None
     heard, begun = _HEARD[found], time.monotonic()
     heard.before_merge()
-    trained = _logits(found, heard.ids)
-    with without_adapters(found):
-        base = _logits(found, heard.ids)
+    trained, base = _functions(found, heard)
 
     def merged(model: Any) -> None:
         seen = Merged(
@@ -306,7 +304,7 @@ def merging(tuner: Any, *_: Any, **__: Any) -> Callable[[Any], None] | None:
             adapters_left=tuple(n for n, m in model.named_modules() if type(m).__module__.startswith("peft.")),
             packed_left=tuple(n for n, p in model.named_parameters() if is_packed(p)),
         )
-        heard.tell(AttemptPurpose.MERGE, str(found.device), time.monotonic() - begun, seen)
+        heard.tell(seen, time.monotonic() - begun)
         _HEARD[model] = heard
 
     return merged
@@ -321,7 +319,7 @@ def saving(
         return None
     if state_dict is not None and not _holds_all(state_dict, model):  # an average, a part: it may be meant
         return None
-    return lambda _: _read_back(model, heard, Path(str(save_directory)), _functions(model, heard))
+    return _reading(model, heard, Path(str(save_directory)))
 
 
 def writing(thing: Any, path: Any = None, *_: Any, **named: Any) -> Callable[[Any], None] | None:
@@ -336,16 +334,7 @@ def writing(thing: Any, path: Any = None, *_: Any, **named: Any) -> Callable[[An
     model, heard = next((pair for pair in found if _holds_all(thing, pair[0])), (None, None))
     if heard is None or any(True for _ in _running()):
         return None
-    folder, functions = Path(name).absolute().parent, _functions(model, heard)
-
-    def wrote(_: Any = None) -> None:
-        if (folder / "config.json").is_file():
-            _WAITING.pop(folder, None)
-            _read_back(model, heard, folder, functions)
-        else:  # it may be written next
-            _WAITING[folder] = wrote
-
-    return wrote
+    return _reading(model, heard, Path(name).absolute().parent)
 
 
 def describing(_config: Any, save_directory: Any = None, *_: Any, **__: Any) -> Callable[[Any], None]:
@@ -380,18 +369,25 @@ def _functions(model: Any, heard: _Heard) -> list[torch.Tensor]:
     return functions
 
 
-def _read_back(model: Any, heard: _Heard, folder: Path, functions: list[torch.Tensor]) -> None:
-    """Load what lies in this folder, and compare it with what it may be."""
-    heard.read += 1
-    begun = time.monotonic()
-    with random_state(model.device), unprinted():
-        again = type(as_written(base_of(model))).from_pretrained(folder, torch_dtype=model.dtype, local_files_only=True)
-    again.to(model.device)
-    logits = _logits(again, heard.ids)
-    files = tuple(sorted(path.name for path in folder.iterdir() if path.is_file()))
-    difference = min(relative_difference(logits, each) for each in functions)
-    seen = ReadBack(files=files, logit_difference=difference, adapter_effect=None)
-    heard.tell(AttemptPurpose.READ_BACK, str(model.device), time.monotonic() - begun, seen)
+def _reading(model: Any, heard: _Heard, folder: Path) -> Callable[[Any], None]:
+    """Return what loads what lies in this folder by then, and compares it with what it may be: the model as it is."""
+    functions = _functions(model, heard)
+
+    def read(_: Any = None) -> None:
+        if not (folder / "config.json").is_file():  # it may be written next
+            _WAITING[folder] = read
+            return
+        _WAITING.pop(folder, None)
+        heard.read += 1
+        begun, kind = time.monotonic(), type(as_written(base_of(model)))
+        with random_state(model.device), unprinted():
+            again = kind.from_pretrained(folder, torch_dtype=model.dtype, local_files_only=True).to(model.device)
+        difference = min(relative_difference(_logits(again, heard.ids), each) for each in functions)
+        files = tuple(sorted(path.name for path in folder.iterdir() if path.is_file()))
+        seen = ReadBack(files=files, logit_difference=difference, adapter_effect=None)
+        heard.tell(seen, time.monotonic() - begun)
+
+    return read
 
 
 def _logits(model: Any, ids: torch.Tensor) -> torch.Tensor:

@@ -22,10 +22,9 @@ from tunecheck.probes.reference.measures import digest, hex_digest, random_diges
 from tunecheck.probes.reference.weight_file import WeightFile
 from tunecheck.strategies.mixed_precision import multiply_in_input_dtype
 from tunecheck.training.events import Probe
-from tunecheck.training.restore import as_found, having, kept_trainable, kept_values, without_adapters
+from tunecheck.training.restore import as_found, having, kept_values, without_adapters
 from tunecheck.training.session import Session
 
-_FOR_FILES = "state_dict", "load_state_dict"
 ENLARGED = 4096.0
 """Factor of every B, a power of two: an adapter below the logits' last place is seen then."""
 
@@ -63,7 +62,7 @@ class RoundTripProbe(Probe[AdapterEffect | RoundTrip | Saved]):
 
 def _compare(session: Session, lora: Lora, folder: Path, logits: torch.Tensor) -> RoundTrip:
     """Compare the file with what peft itself says is to be saved, and what is read of it with what was trained."""
-    from peft import get_peft_model_state_dict
+    from peft import PeftConfig, get_peft_model_state_dict
 
     # named here: a sharded model's own state dict would end the look at it whole
     every = dict(session.model.named_parameters(remove_duplicate=False))
@@ -74,12 +73,11 @@ def _compare(session: Session, lora: Lora, folder: Path, logits: torch.Tensor) -
     files = list(folder.glob("*.safetensors"))
     saved = WeightFile(folder)
     shared = [name for name in saved.names if name in trained]
-    file, others = folder / "adapter_config.json", tuple[str, ...]()
-    if file.is_file():  # without it nothing can be read back, which is told
-        settings = json.loads(file.read_text(encoding="utf-8"))
-        others = tuple(_other_settings(session, lora, settings))
-        _load_beside(file, settings)
-    difference, differing = _read_back(session, lora, folder, logits) if files else (float("inf"), ())
+    difference, differing, others = float("inf"), tuple[str, ...](), tuple[str, ...]()
+    if files:
+        config = PeftConfig.from_pretrained(str(folder))  # with peft's default for a key that is not there
+        others = tuple(_other_settings(session, lora, config.to_dict()))
+        difference, differing = _read_back(session, lora, folder, config, logits)
     # of a script's embedding that is adapted or was resized peft saves the own weights, too
     beside = {} if session.run.holds(Premise.SAVING_DECLARED) else every
     beside = {name.replace(".default.", ".").removesuffix(".default"): p for name, p in beside.items()}
@@ -97,90 +95,55 @@ def _compare(session: Session, lora: Lora, folder: Path, logits: torch.Tensor) -
     )
 
 
-def _load_beside(file: Path, saved: dict[str, Any]) -> None:
-    """Have peft load the adapter of this configuration beside the trained one, without moving or training the base.
-
-    PiSSA, OLoRA and others would take a part of it again, out of the model that goes on training; of adapters that
-    train its biases peft allows one.
-    """
-    plain = {"init_lora_weights": True, "bias": "none"}
-    if any(saved.get(name, value) != value for name, value in plain.items()):  # other ranks read this file, too
-        file.write_text(json.dumps({**saved, **plain}), encoding="utf-8")
-
-
 def _other_settings(session: Session, lora: Lora, saved: dict[str, Any]) -> Iterator[str]:
     """Yield what peft's saved configuration says otherwise than the run, in words."""
     wanted = lora.as_saved()
     if session.run.holds(Premise.SAVING_DECLARED):  # frameworks write another name of the same weights
         wanted["base_model_name_or_path"] = str(session.folder)
-    from peft import LoraConfig
-
-    defaults: Any = LoraConfig()
-    read = {**defaults.to_dict(), **saved}  # peft takes its default for a key that is not there
-    if isinstance(read["target_modules"], list):
-        read["target_modules"] = sorted(read["target_modules"])
     for name, value in wanted.items():
-        if read.get(name) != value:
-            yield f"{name} {read.get(name)}, configured {value}"
+        held = saved.get(name)
+        if (held := sorted(held) if isinstance(held, set) else held) != value:
+            yield f"{name} {held}, configured {value}"
 
 
-def _undo_rounding(model: Any, saved: WeightFile) -> None:
-    """Put the file's own numbers where peft rounded them to the base's dtype on the way, as it did before 0.19."""
-    from peft import get_peft_model_state_dict
-
-    every = dict(model.named_parameters())
-    for name, parameter in get_peft_model_state_dict(model, every, "from_disk", save_embedding_layers=False).items():
-        if name in saved:
-            exact = saved.tensor(name).to(parameter.device)
-            if torch.equal(parameter.data, exact.to(model.dtype).to(parameter.dtype)):
-                parameter.data.copy_(exact)
-
-
-def _read_back(session: Session, lora: Lora, folder: Path, wanted: torch.Tensor) -> tuple[float, tuple[str, ...]]:
+def _read_back(
+    session: Session, lora: Lora, folder: Path, config: Any, wanted: torch.Tensor
+) -> tuple[float, tuple[str, ...]]:
     """Logits of the file's adapter against the trained one's, which is the active one again afterwards.
 
     Then the names of its tensors that are not the trained ones.
     """
-    model = session.model
-    # a file that holds biases of the base's, as LoraConfig.bias may have it, is loaded into the base itself
-    biases = [p for name, p in model.named_parameters() if p.requires_grad and name.endswith("bias")]
-    # a script may have replaced these on the object, which the model that its file is read into later is not
-    plain = [(model, name, getattr(type(model), name).__get__(model)) for name in _FOR_FILES if name in vars(model)]
-    with kept_values(biases), kept_trainable(model), having(plain), ExitStack() as stack:
+    from peft.utils.save_and_load import load_peft_weights, set_peft_model_state_dict
+
+    model, read, saved = session.model, dict[str, torch.Tensor](), load_peft_weights(str(folder), device="cpu")
+    # PiSSA, OLoRA and others would take a part of the base again, out of the model that goes on training; of adapters
+    # that train its biases peft allows one
+    config.init_lora_weights, config.bias, config.inference_mode = True, "none", True
+    with ExitStack() as stack:
         stack.callback(lambda: "from_disk" in model.peft_config and model.delete_adapter("from_disk"))
         stack.callback(model.set_adapter, "default")
-        widened = lora.adapter_dtype != "model"
-        model.load_adapter(str(folder), "from_disk", is_trainable=False, autocast_adapter_dtype=widened)
-        _read_tied(model, WeightFile(folder))
-        with session.as_trained():
-            pass  # loading a state dict has ended the look at a sharded model: this begins another
+        model.add_adapter("from_disk", config)
+        for name, module in model.named_modules():
+            # tied to what the configuration names, and saved under its own name: peft would read it into a fresh base
+            copies = getattr(module, "modules_to_save", None)
+            tied = isinstance(copies, torch.nn.ModuleDict) and {*copies} == {"default"}
+            if tied and f"{name}.weight" in saved:
+                module.update("from_disk")
         every = dict(model.named_parameters())
-        twins = {name: name.replace(".default", ".from_disk") for name in every}
-        read = {name: every[twin] for name, twin in twins.items() if twin != name and twin in every}
-        for name, parameter in read.items():  # which peft has in the base's dtype, or in fp32
-            parameter.data = parameter.data.to(every[name].dtype)
-        if not session.run.holds(Premise.SAVING_DECLARED):
-            _undo_rounding(model, WeightFile(folder))
+        # what peft would load, by the names in the model: an adapter may have the base's dtype then, a sharded model
+        # would be whole no more, and a script may have replaced these on the object
+        state = {"state_dict": lambda: every, "load_state_dict": lambda given, **_: read.update(given)}
+        with having((model, name, function) for name, function in state.items()):
+            set_peft_model_state_dict(model, saved, "from_disk")
+        twins = {name: name.replace(".default", ".from_disk") for name in every if ".default" in name}
+        beside = {name: every[twin] for name, twin in twins.items() if twin in every}
+        for name, parameter in beside.items():
+            parameter.data = read.get(twins[name], parameter.data).to(every[name].device, every[name].dtype)
         if lora.adapter_dtype == "mixed":
             multiply_in_input_dtype(model)
         model.set_adapter("from_disk")
-        differing = tuple(name for name, parameter in read.items() if not torch.equal(parameter, every[name]))
-        return relative_difference(logits_of(session.model, first_tokens(session), training=False), wanted), differing
-
-
-def _read_tied(model: Any, saved: WeightFile) -> None:
-    """Read what is trained tied to another module's weights, and saved under its own name.
-
-    peft's configuration names one of the two, so that it reads the other into the base's own module: into that of a
-    fresh base, that is, which this model's no longer is.
-    """
-    for name, module in model.named_modules():
-        if not isinstance(copies := getattr(module, "modules_to_save", None), torch.nn.ModuleDict):
-            continue
-        if "default" in copies and "from_disk" not in copies and (file := f"{name}.weight") in saved:
-            module.update("from_disk")
-            weight = module.modules_to_save["from_disk"].weight
-            weight.data = saved.tensor(file).to(weight)
+        differing = tuple(name for name, parameter in beside.items() if not torch.equal(parameter, every[name]))
+        return relative_difference(logits_of(model, first_tokens(session), training=False), wanted), differing
 
 
 class ResumedProbe(Probe[TrainerState]):

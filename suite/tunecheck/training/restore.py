@@ -40,6 +40,7 @@ def as_found(model: Any) -> Iterator[None]:
 
     Modes, peft's switches, a carried state, a cache, a list that grows, another tensor as buffer, a generator, and what
     plain objects among these hold. Parameters, submodules and hooks lie in tables of their own, which stay as they are.
+    So do the parameters but for requires_grad, which peft sets in each adapter that it makes active.
     """
     holders = [held for module in model.modules() for held in (vars(module), module._buffers)]
     # flat: a dictionary of each of some thousand modules would have the garbage collector go through all objects
@@ -62,9 +63,13 @@ def as_found(model: Any) -> Iterator[None]:
     tensors = [(tensor, tensor.clone()) for tensor in carried]
     generators = [(value, GENERATORS[type(value)][0](value)) for value in found if type(value) in GENERATORS]
     contents = [(value, value.copy()) for value in its_own if type(value) in CONTAINERS]
+    learn = {parameter: parameter.requires_grad for parameter in model.parameters()}
     try:
         yield
     finally:
+        for parameter, learns in learn.items():
+            if parameter.requires_grad is not learns:
+                parameter.requires_grad = learns
         for tensor, value in tensors:
             if not torch.equal(tensor, value):  # a graph that holds it does not see that it is written to
                 with torch.no_grad(), torch.autograd.grad_mode._unsafe_preserve_version_counter(tensor):
@@ -101,11 +106,6 @@ GENERATORS: dict[type, tuple[Callable[[Any], Any], Callable[[Any, Any], object]]
 """Kinds of generators of random numbers, with what reads and what sets their state."""
 
 
-def kept_trainable(model: Any) -> AbstractContextManager[None]:
-    """Put every parameter's requires_grad back after the block: peft sets it in each adapter that it makes active."""
-    return having((parameter, "requires_grad", parameter.requires_grad) for parameter in model.parameters())
-
-
 @contextmanager
 def kept_values(parameters: Sequence[torch.Tensor]) -> Iterator[None]:
     """Put the values of these tensors back after the block."""
@@ -133,7 +133,7 @@ def without_adapters(model: Any) -> Iterator[None]:
     layers = [module for module in model.modules() if hasattr(module, "_disable_adapters")]
     if merged := sum(bool(getattr(layer, "merged", False)) for layer in layers):
         raise RuntimeError(f"{merged} layers have their adapters merged: the base cannot be told from them")
-    with as_found(model), kept_trainable(model), nullcontext() if layers else model.disable_adapter():
+    with as_found(model), nullcontext() if layers else model.disable_adapter():
         for layer in layers:
             layer.enable_adapters(False)
         yield
