@@ -159,10 +159,7 @@ class RepeatEquals(Check):
 
 
 class FallbackEqualsReference(Check):
-    """After a fallback to the CPU, every loss equals that of a run that started there, to the last bit.
-
-    So does every gradient norm.
-    """
+    """After a fallback to the CPU, losses and gradient norms equal those of a run that began there, bit for bit."""
 
     needs = frozenset({"reference"})
     meaning = """The fallback inherited state from the GPU attempt: weights, optimizer state, the position in the data,
