@@ -107,6 +107,7 @@ MEANT = {
     ("answers_end", "no mark of the assistant's turn"),
     ("answers_end", "cut off alike"),
     ("answers_end", "new lines"),
+    ("answers_end", "a loss of the script's own"),
     ("written_answers_end", "no ends"),
     ("written_answers_end", "no ends, all of one length"),
     ("written_answers_end", "none in half of the steps"),
@@ -398,6 +399,9 @@ FAULTS = {
         "no ends": lambda: watched(spans(loose)),
         "new lines": lambda: watched(spans(lambda number: {**loose(number), "last": "\n"})),
         "cut off alike": lambda: watched(spans(lambda number: {**loose(number), "learned": 4})),
+        "a loss of the script's own": lambda: with_run(
+            watched(spans(loose)), premises=BY_A_SCRIPT | opened({"token_mean_loss": "each row has a mean of its own"})
+        ),
         "none in every third row": lambda: watched(spans(lambda number: {} if number % 3 else loose(number))),
     },
     "written_answers_end": {

@@ -181,6 +181,19 @@ def test_targets_that_are_one_token(rows, words, tmp_path):
     expect(judged("no_loss_on_padding", tmp_path, Own(), lambda model: next_tokens(model, rows())), words)
 
 
+@pytest.mark.parametrize(("masked", "words"), [(True, ""), (False, "of the gradient is at")])
+def test_padding_that_a_mask_multiplies_by_0(masked, words, tmp_path):
+    """Of the loss of each position: its targets are nearly all padding, and learned without the mask alone."""
+
+    def step(model):
+        ids = pad_sequence([*texts(4, 6), torch.zeros(160, dtype=torch.long)], batch_first=True)[:ROWS]
+        losses = cross_entropy(model(ids)[:, :-1].flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
+        mask = (ids[:, 1:].flatten() != 0).float() if masked else torch.ones(len(losses))
+        return (losses * mask).sum() / mask.sum()
+
+    expect(judged("no_loss_on_padding", tmp_path, Own(), step), words)
+
+
 @pytest.mark.parametrize(("spelt", "words"), [(True, "labels of one length, filled up"), (False, "")])
 def test_labels_of_ctc(spelt, words, tmp_path):
     """Which end in padding, and whose lengths are that of the longest one."""

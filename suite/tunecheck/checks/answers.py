@@ -167,13 +167,16 @@ OTHER_FORM = "a model may be taught another form of chat than its template's"
 TURN_OPENED = "add_generation_prompt=True opens an empty turn after each answer, or a mark of a turn is written twice."
 
 
+SCORED = "the loss is the script's own, as where answers are scored and never generated"
+
+
 class AnswersEnd(Check):
     """Supervised answers end with an end token, so that the model learns to stop.
 
     The check reads rows with masked prompts that are not truncated. Some answers need no end token: those that share
     one closing token, those of one token, and a few that recur, such as class names. Longer ones of equal length are
-    suspected. No empty assistant turn may follow an answer. If rows hold the chat template's mark of a user's turn,
-    they hold that of the assistant's, too.
+    suspected, as are those of a script with a loss of its own. No empty assistant turn may follow an answer. If rows
+    hold the chat template's mark of a user's turn, they hold that of the assistant's, too.
     """
 
     needs = ROWS_KNOWN | {"user_code", Premise.END_KNOWN}
@@ -215,7 +218,8 @@ class AnswersEnd(Check):
         if share > self.max_open_share and (tokens := _common_length(loose)):
             detail += f", and the same length of {tokens} tokens"
             return self.at_most(share, self.max_open_share, detail, meant=FIXED_WIDTH, causes=[CUT_ALIKE])
-        meant = "" if any(row.last.strip() for row in loose) else "a new line may be what ends an answer"
+        own = trace.why({Premise.LOSS_DECLARED, Premise.TOKEN_MEAN_LOSS}) and SCORED
+        meant = own if any(row.last.strip() for row in loose) else "a new line may be what ends an answer"
         return self.at_most(share, self.max_open_share, detail, meant=meant, causes=[NO_END])
 
 

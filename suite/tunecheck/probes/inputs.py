@@ -7,6 +7,7 @@ from itertools import chain, combinations, groupby, islice, takewhile
 from typing import Any, TypeGuard
 
 import torch
+from torch.autograd.graph import GradientEdge
 from torch.nn.modules.conv import _ConvNd
 from torch.utils._pytree import keystr, tree_leaves, tree_leaves_with_path
 from torch.utils.data.dataloader import _BaseDataLoaderIter
@@ -17,7 +18,7 @@ from tunecheck.core.premises import Premise
 from tunecheck.models.layer_names import is_pretrained
 from tunecheck.probes.reference import padded
 from tunecheck.probes.reference.given import Row, Show, end_tokens, row_digest, rows_of, special_tokens
-from tunecheck.probes.reference.loss_graph import graph_of, saved, straight_back
+from tunecheck.probes.reference.loss_graph import gradients, graph_of, saved, straight_back
 from tunecheck.probes.reference.measures import evenly, random_digest
 from tunecheck.training.data import IGNORED, Batch
 from tunecheck.training.events import EARLY_STEPS, Probe
@@ -172,6 +173,9 @@ class StepInputsProbe(Probe[StepInputs | TokensLearned]):
                 continue
             scores, targets = (node._saved_self, node._saved_target) if hot is None else (hot, hot.argmax(dim=-1))
             ignored = node._saved_ignore_index if hot is None else IGNORED
+            if hot is None and not node._saved_reduction:  # a script may multiply each loss by a mask
+                pulls = gradients(tensors, [GradientEdge(node, 0)])
+                targets = targets if pulls is None else targets.where(pulls[0] != 0, ignored)
             if len(rows) == 1 and not targets.numel() % min(rows) and targets.numel() > min(rows) and self._early:
                 many = scores.shape[-1] > MOST_CLASSES and _is_of_classes(node, scores.shape[-1])
                 for row in targets.view(min(rows), -1) if many else ():
