@@ -155,6 +155,7 @@ def _after(option: str, word: str, *, logs_in: bool) -> str:
     return login[1] if login else word if _is_secret(option, word) else ""
 
 
+@functools.lru_cache(maxsize=1024)  # each record that is written asks it of the whole environment
 def _is_secret(name: str, value: str = "x") -> bool:
     """Return whether a value of this name is a secret: --hub_token, wandb.api_key, DB_PASS; not pad_token, PWD."""
     option, name = name.startswith("-") or name.isupper(), name.lstrip("-+")

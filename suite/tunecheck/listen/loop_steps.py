@@ -25,7 +25,7 @@ from tunecheck.listen.listener import Listener
 from tunecheck.listen.loaders import Evaluations
 from tunecheck.listen.loop_loss import WEIGHED, Pass, loss_of, provisional, weighed_apart
 from tunecheck.listen.loss_functions import LOSSES, LossCalls, penalties_of, scores_given
-from tunecheck.listen.optimizers import OtherOptimizers, Schedules, heard, highest_rate, together, without_rate
+from tunecheck.listen.optimizers import HEARD, OtherOptimizers, Schedules, highest_rate, together, without_rate
 from tunecheck.listen.options import rank_and_processes
 from tunecheck.listen.settings import settings_of
 from tunecheck.listen.trained_model import anchor_of, device_of, is_causal, objective_of, only_tokenizer, shared_loaders
@@ -330,7 +330,7 @@ class LoopSteps(Listener):
 
     def _let_go(self) -> None:
         """Release everything of the script's after the last step; its saves are still heard."""
-        heard(*self.optimizers)
+        HEARD.update(self.optimizers)
         self.tried(self.end_of_listening)
         self.tried(self._tell_window)
         self.schedules.listened(self.step)

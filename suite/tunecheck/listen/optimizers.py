@@ -66,19 +66,15 @@ def fewest_with(missing: set[int], holders: Sequence[tuple[Any, set[int]]]) -> l
     return found
 
 
-_HEARD: WeakSet[Any] = WeakSet()
-"""Optimizers of trainings that were listened to, which may go on beside another."""
-
-
-def heard(*optimizers: Any) -> None:
-    """Leave these out of any later training."""
-    _HEARD.update(one for one in _all_optimizers() if any(same_optimizer(one, own) for own in optimizers))
+HEARD: WeakSet[Any] = WeakSet()
+"""Optimizers of trainings that were listened to, which may go on beside another that they are no part of."""
 
 
 def _all_optimizers() -> list[Any]:
     """Return the optimizers of this process, without those around another, as accelerate's."""
     found = [each for each in living(torch.optim.Optimizer) if hasattr(each, "param_groups")]
-    return [each for each in found if not hasattr(each, "optimizer") and each not in _HEARD]
+    inner = [each for each in found if not hasattr(each, "optimizer")]
+    return [each for each in inner if not any(same_optimizer(each, own) for own in HEARD)]
 
 
 def held_by(*optimizers: Any) -> set[int]:

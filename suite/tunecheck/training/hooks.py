@@ -287,7 +287,8 @@ def stand_in(owner: Any, name: str, tells: Call) -> Callable[[], None]:
     else:
         holders = [owner]
         if isinstance(owner, ModuleType):
-            holders += [m for m in list(sys.modules.values()) if m is not owner and vars(m).get(name) is function]
+            modules = [module for module in list(sys.modules.values()) if name in module.__dict__]
+            holders += [module for module in modules if module is not owner and vars(module)[name] is function]
     inherited = [name not in vars(holder) for holder in holders]
     for holder in holders:
         setattr(holder, name, telling)

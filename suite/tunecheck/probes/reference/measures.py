@@ -3,6 +3,7 @@
 import gc
 import hashlib
 import math
+import sys
 import time
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping
@@ -175,20 +176,27 @@ def address(tensor: torch.Tensor) -> int:
 
 
 LOOKED_FOR = torch.nn.Module, torch.optim.Optimizer, LRScheduler, DataLoader, torch.amp.GradScaler
-"""Classes whose objects one look finds together."""
+"""Classes whose objects one look finds together, beside tokenizers."""
 _LOOKED: list[Any] = []
 
 
 def living(kind: type[K] | tuple[type, ...]) -> list[K]:
     """Return the objects of this class that the interpreter knows of."""
-    things = (_LOOKED if kind in LOOKED_FOR else []) or gc.get_objects()
-    return [thing for thing in things if issubclass(type(thing), kind)]
+    known = _LOOKED if isinstance(kind, type) and issubclass(kind, _looked_for()) else []
+    things = known or gc.get_objects()
+    kinds = {each for each in set(map(type, things)) if issubclass(each, kind)}  # 100,000 objects are of few classes
+    return [thing for thing in things if type(thing) in kinds]
+
+
+def _looked_for() -> tuple[type, ...]:
+    loaded: Any = sys.modules.get("transformers.tokenization_utils_base")
+    return LOOKED_FOR if loaded is None else (*LOOKED_FOR, loaded.PreTrainedTokenizerBase)
 
 
 @contextmanager
 def looked_once() -> Iterator[None]:
     """Have `living` look through the interpreter's objects once for the whole block: each look takes 0.2 s."""
-    _LOOKED[:] = living(LOOKED_FOR)
+    _LOOKED[:] = living(_looked_for())
     try:
         yield
     finally:
