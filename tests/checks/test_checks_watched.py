@@ -797,6 +797,15 @@ def test_a_supervised_loss_may_raise_answers_of_both_names():
     assert CHECKS["better_answers_raised"]()(watched(both)).status is Status.UNJUDGED
 
 
+@pytest.mark.parametrize(("raised", "status"), [(7, Status.UNJUDGED), (12, Status.SUSPECTED), (0, Status.PASSED)])
+def test_answers_of_one_name_go_one_way(raised, status):
+    """Else the texts that tell them are in other answers, too."""
+    pulls = {"chosen_raised": 0, "chosen_lowered": 0, "rejected_raised": raised, "rejected_lowered": 12 - raised}
+    seen = e.PreferencesLearned(where="'chosen' and 'rejected'", **pulls)
+    finding = CHECKS["better_answers_raised"]()(watched(seen))
+    assert finding.status is status, finding.detail
+
+
 @pytest.mark.parametrize(
     "seen",
     [

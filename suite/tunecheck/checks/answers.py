@@ -391,8 +391,10 @@ class BetterAnswersRaised(Check):
         answers = enough(named, self.min_answers, "answers that the data name")
         lowers = seen.chosen_lowered or seen.rejected_lowered
         required(lowers or not (seen.chosen_raised and seen.rejected_raised), "the loss raises answers of both names")
-        detail = f"the loss lowers {seen.chosen_lowered} of {seen.chosen_lowered + seen.chosen_raised} better answers"
-        detail += f" and raises {seen.rejected_raised} of {seen.rejected_raised + seen.rejected_lowered} worse ones"
+        better, worse = seen.chosen_lowered + seen.chosen_raised, seen.rejected_raised + seen.rejected_lowered
+        required((better and worse) or contrary in (0, named), "answers of one name are raised and lowered")
+        detail = f"the loss lowers {seen.chosen_lowered} of {better} better answers"
+        detail += f" and raises {seen.rejected_raised} of {worse} worse ones"
         detail += f", by columns {seen.where}" if seen.where else ", by advantages, which are factors in the loss"
         more: dict[str, Any] = {} if seen.where else {"meant": A_COST, "causes": [NO_MINUS]}
         return self.at_most(contrary / answers, self.max_contrary_share, detail, **more)
