@@ -76,6 +76,7 @@ FEATURES = {
     "merge": "A merged adapter: `probes.merge` in a run, adapters of a LoraConfig in your training.",
     "named": "A run whose YAML names the check under `checks:`, because the limit belongs to one run.",
     "oracle": "Oracle steps without dropout (`probes.oracle_steps`).",
+    "own_clock": "One of tunecheck's own runs, by its own loop: it times its steps itself.",
     "pairs": f"{YOURS} on preference pairs or labelled answers.",
     "parallel": "Several processes (`parallel`).",
     "quantized": "A quantized base.",

@@ -415,7 +415,15 @@ def test_features_follow_the_settings(tmp_path, overrides, changed):
     """The words by which checks say what they apply to; `changed` are those that come or go."""
     path = write(tmp_path)
 
-    assert load_run(path).features == {"suite_rows", "adapters", "frozen", "quantized", "oracle", "several_steps"}
+    assert load_run(path).features == {
+        "suite_rows",
+        "own_clock",
+        "adapters",
+        "frozen",
+        "quantized",
+        "oracle",
+        "several_steps",
+    }
     assert load_run(path, overrides).features ^ load_run(path).features == changed
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import inspect
 import json
 import pickle
 import re
 import subprocess
 import sys
+import textwrap
+from types import ModuleType
 
 import pytest
 import tiny
@@ -254,6 +258,35 @@ def test_an_id_is_given_once_and_a_cohort_is_known(id, cohort):
     """A second row with the same id would hide the first."""
     with pytest.raises(ValueError, match="ids are unique, cohorts are catalogue, unseen"):
         bug(id, "another", caught_by="finite", cohort=cohort)
+
+
+def names_of(code):
+    """Return what this code imports of tunecheck, by the names that it gives it, or gives it again."""
+    imported = [node for node in ast.walk(code) if isinstance(node, ast.ImportFrom)]
+    names = {}
+    for node in (each for each in imported if (each.module or "").startswith("tunecheck")):
+        home = importlib.import_module(node.module)
+        for alias in node.names:
+            part = getattr(home, alias.name, None) or importlib.import_module(f"{node.module}.{alias.name}")
+            names[alias.asname or alias.name] = part
+    for node in ast.walk(code):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.Name) and node.value.id in names:
+            names[node.target.id] = names[node.value.id]
+    return names
+
+
+def test_a_bug_changes_what_is_there():
+    """A name that nobody uses any more would be set to no effect, and its bug be named by no check."""
+    unknown = set()
+    for function in {each.inject for each in BUGS.values()}:
+        code = ast.parse(textwrap.dedent(inspect.getsource(function)))
+        names = names_of(code)
+        for node in ast.walk(code):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in names:
+                held = names[node.value.id]
+                if isinstance(held, type | ModuleType) and not hasattr(held, node.attr):
+                    unknown.add(f"{function.__name__}: {node.value.id}.{node.attr}")
+    assert unknown == set()
 
 
 def test_the_catalogue_is_read_without_torch():

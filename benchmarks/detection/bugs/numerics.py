@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.detection.bugs.bug import bug
@@ -39,9 +38,16 @@ def low_precision_products(session: Session) -> None:
 def autocast_lost(session: Session) -> None:
     """Train a full-precision base in fp32 throughout although 16 bit is configured."""
     from tunecheck.training import native
+    from tunecheck.training.restore import having
 
     loop: Any = native
-    loop.autocast = lambda _session: nullcontext()
+    forward = loop.forward
+
+    def uncast(session: Session, *given: Any) -> Any:
+        with having([(session, "autocast", True)]):  # as where the model's own forward casts, and it does not
+            return forward(session, *given)
+
+    loop.forward = uncast
 
 
 @bug(

@@ -17,7 +17,7 @@ from tunecheck.core.trend import trend
 class SecondsReported(Check):
     """The trainer reports the time that each step took, without the probes' own time."""
 
-    needs = frozenset({"suite_rows"})
+    needs = frozenset({"own_clock"})
     meaning = """The reported time is that of one micro-batch or of the forward pass alone, or the clock starts late.
     Tokens per second are then too high, and the remaining time too low."""
     remedy = "Measure from before the first micro-batch until the optimizer has stepped."

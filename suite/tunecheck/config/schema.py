@@ -386,6 +386,7 @@ class Run(Section):
         dropping = self.lora is not None and self.lora.dropout > 0  # of adapters: `uses_dropout` may say more
         flags = {
             "suite_rows": True,
+            "own_clock": self.trainer == "native",  # other trainers time no step, and are timed by the probes' clock
             "adapters": self.lora is not None,
             "frozen": self.strategy != "full",
             "trains_base": self.trains_base,
