@@ -216,6 +216,31 @@ def test_first_ratios_are_1(stored, drops, heard):
     assert finding.status is (Status.UNJUDGED if drops else wanted), finding.detail
 
 
+CLIPPED = {
+    "gains, the smaller one": (lambda r, c, a: -torch.min(r * a, c * a).mean(), True),
+    "losses, the larger one": (lambda r, c, a: torch.max(-a * r, -a * c).mean(), True),
+    "gains, the larger one": (lambda r, c, a: -torch.max(r * a, c * a).mean(), False),
+    "losses, the smaller one": (lambda r, c, a: torch.min(-a * r, -a * c).mean(), False),
+    "clipped twice": (lambda r, c, a: torch.min(torch.max(-a * r, -a * c), -3 * a).mean(), True),
+}
+"""Losses of ratios, the same clipped, and advantages; and whether each bounds what a ratio is worth."""
+
+
+@pytest.mark.parametrize("how", CLIPPED)
+def test_clipping_bounds_what_a_ratio_is_worth(how, heard):
+    """Of both terms the worse one counts."""
+    torch.manual_seed(0)
+    model, (combined, right) = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 4)), CLIPPED[how]
+
+    def loss(step):
+        now = model(torch.randn(16, 8)).log_softmax(-1)[:, 0]
+        ratios = (now - now.detach()).exp()
+        return combined(ratios, ratios.clamp(0.8, 1.2), torch.linspace(-1, 1, 16))
+
+    finding = heard("loss_receives_logits", model, loss)
+    assert (finding.status is Status.SUSPECTED) is not right, finding.detail
+
+
 def small_head(model):
     """Make the head's rows of one small length, as an orthogonal start of 0.01 does."""
     nn.init.orthogonal_(model[-1].weight, 0.01)
@@ -344,6 +369,25 @@ def test_a_reference_is_no_other_name_of_the_policy(own, heard):
 
     finding = heard("loss_receives_logits", model, loss)
     assert finding.status is (Status.SUSPECTED if own else Status.PASSED), finding.detail
+
+
+@pytest.mark.parametrize("sign", [1, -1], ids=["a penalty", "a reward"])
+def test_distance_from_the_reference_is_a_penalty(sign, heard):
+    """As of GRPO's loss."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 4))
+    reference = copy.deepcopy(model)
+
+    def loss(step):
+        states, actions = torch.randn(16, 8), torch.randint(0, 4, (16, 1))
+        with torch.no_grad():
+            fixed = reference(states).log_softmax(-1).gather(1, actions)
+        now = model(states).log_softmax(-1).gather(1, actions)
+        gains = (now - now.detach()).exp() * torch.linspace(-1, 1, 16)[:, None]
+        return -(gains - sign * ((fixed - now).exp() - (fixed - now) - 1)).mean()
+
+    finding = heard("loss_receives_logits", model, loss)
+    assert finding.status is (Status.PASSED if sign == 1 else Status.SUSPECTED), finding.detail
 
 
 ORDERS = {

@@ -72,6 +72,16 @@ DOUBTFUL = {
         "a reference may follow the policy in each step",
         "The reference of the KL penalty is the policy itself: another name for it, where a copy is needed.",
     ),
+    "rewarded": (
+        "divergences of a policy from a reference that the loss raises",
+        "a policy may be driven away from an old one",
+        "The KL penalty has the wrong sign, so that distance from the reference is rewarded.",
+    ),
+    "unbounded": (
+        "losses of a policy of which the smaller one counts, clipped or not",
+        "a ratio may be bounded on the other side by a second clip",
+        "The clipped loss of a policy takes min where the terms are losses already, or max where they are gains.",
+    ),
     "foreign": (
         "losses whose targets are noise that the network's inputs do not hold",
         "random numbers may be learned to measure a step's time",
@@ -132,7 +142,7 @@ class LossReceivesLogits(Check):
     Cross entropies and log-softmaxes receive logits, not probabilities, and scores of other rows, not of rows with
     themselves. Losses of pairs receive targets of -1 and 1, binary cross entropies those from 0 to 1. Most targets
     lie where outputs can reach. kl_div receives two distributions over one axis. Noise that is to be found is in an
-    input. The clipped ratios of a policy begin at 1.
+    input. The clipped ratios of a policy begin at 1, and bound its gain. Its distance from a reference raises the loss.
     """
 
     needs = frozenset({"user_code"})

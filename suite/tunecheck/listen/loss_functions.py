@@ -11,6 +11,7 @@ from itertools import islice
 from typing import Any
 
 import torch
+from torch.autograd.graph import GradientEdge
 
 from tunecheck.core.check import holding
 from tunecheck.core.evidence import ScoresGiven
@@ -161,6 +162,7 @@ def scores_given(tensor: torch.Tensor, calls: LossCalls) -> ScoresGiven:
         counts["outside"] += node.name().startswith("BinaryCrossEntropy") and _learns_outside(tensor, node)
         ratio = _clipped_ratio(node)
         counts["ratios"] += ratio is not None
+        counts["unbounded"] += _bounds_wrongly(tensor, node)
         if ratio is not None and calls.repeats:
             counts["functions"] += 1
             off = (ratio.detach().float() - 1).abs() > calls.repeats
@@ -245,7 +247,7 @@ def penalties_of(loss: torch.Tensor) -> ScoresGiven:
     Those are exponentials of a fixed likelihood less a learned one, as of GRPO's penalty. A policy's ratio has the
     learned one first, and is 1 at first.
     """
-    found = Counter[str]()
+    found = Counter(functions=0)
     for node in islice(loss_graph.graph_of(loss.grad_fn), MOST_NODES):
         before = node.next_functions[0][0] if node.name() == "ExpBackward0" else None
         if before is None or before.name() != "SubBackward0":
@@ -254,7 +256,38 @@ def penalties_of(loss: torch.Tensor) -> ScoresGiven:
         if fixed is None and learned is not None and result is not None and result.numel() > 1:
             found["functions"] += 1
             found["without_reference"] += bool((result == 1).all())
-    return ScoresGiven(functions=found["functions"], probabilities=(), without_reference=found["without_reference"])
+            found["rewarded"] += _pull(loss, node) < 0
+    more: dict[str, Any] = {**found}
+    return ScoresGiven(probabilities=(), **more)
+
+
+def _pull(loss: torch.Tensor, node: Any) -> int:
+    """Return 1 where a loss rises with every number that a function gives, -1 where it falls, 0 for others."""
+    pulls = loss_graph.gradients(loss, [GradientEdge(node, 0)])
+    signs = {*pulls[0].sign().unique().tolist()} - {0.0} if pulls is not None else set()
+    return int(signs.pop()) if len(signs) == 1 else 0
+
+
+def _bounds_wrongly(loss: torch.Tensor, node: Any) -> bool:
+    """Return whether the smaller loss counts, of a policy's ratios and the same ones clipped.
+
+    The larger one is to (arXiv 1707.06347, equation 7), so that no ratio is worth more than a clipped one.
+    """
+    way = {"MaximumBackward0": -1, "MinimumBackward0": 1}.get(node.name())
+    if way is None:
+        return False
+    parts = [_behind_factors(following) for following, _ in node.next_functions]
+    clipped = [part for part in parts if part is not None and _clipped_ratio(part) is not None]
+    made = [loss_graph.straight_back(part.next_functions[0])[0] for part in clipped]
+    return len(made) == 1 and made[0] in parts and _pull(loss, node) == way
+
+
+def _behind_factors(node: Any) -> Any:
+    """Return the function whose result stands behind signs and factors that nothing learns from."""
+    while node is not None and node.name() in ("MulBackward0", "NegBackward0"):
+        learned = [following for following, _ in node.next_functions if following is not None]
+        node = learned[0] if len(learned) == 1 else None
+    return node
 
 
 def _clipped_ratio(node: Any) -> torch.Tensor | None:
@@ -402,7 +435,7 @@ def _unreached(tensor: torch.Tensor, node: Any) -> str | None:
         return None
     slack = MOST_DIFFERENCE * (1 + max(abs(end) for end in within if math.isfinite(end)))
     outside = (target < within[0] - slack) | (target > within[1] + slack)
-    edges = [torch.autograd.graph.GradientEdge(*edge)]
+    edges = [GradientEdge(*edge)]
     found = loss_graph.gradients(tensor, edges) if 2 * outside.sum() > target.numel() else None
     learned = None if found is None else found[0] != 0
     if learned is None or 2 * (outside & learned).sum() <= learned.sum():
@@ -462,7 +495,7 @@ def _learns_outside(tensor: torch.Tensor, node: Any) -> bool:
     outside = (target < -MOST_DIFFERENCE) | (target > 1 + MOST_DIFFERENCE)
     if not outside.any():
         return False
-    found = loss_graph.gradients(tensor, [torch.autograd.graph.GradientEdge(*node.next_functions[0])])
+    found = loss_graph.gradients(tensor, [GradientEdge(*node.next_functions[0])])
     return found is not None and bool((found[0][outside] != 0).any())
 
 

@@ -201,6 +201,8 @@ class ScoresGiven(Record):
     """Ratios of likelihoods that the loss clips around 1, as a policy's does."""
     off_policy: int = 0
     without_reference: int = 0
+    rewarded: int = 0
+    unbounded: int = 0
     nothing: tuple[str, ...] = ()
     """Why the loss teaches nothing, by its own functions."""
     foreign: int = 0
