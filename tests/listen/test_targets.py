@@ -191,7 +191,9 @@ def test_padding_that_a_mask_multiplies_by_0(masked, words, tmp_path):
         mask = (ids[:, 1:].flatten() != 0).float() if masked else torch.ones(len(losses))
         return (losses * mask).sum() / mask.sum()
 
-    expect(judged("no_loss_on_padding", tmp_path, Own(), step), words)
+    finding = judged("no_loss_on_padding", tmp_path, Own(), step)
+    expect(finding, words)
+    assert finding.status is not Status.UNJUDGED, finding.detail
 
 
 @pytest.mark.parametrize(("spelt", "words"), [(True, "labels of one length, filled up"), (False, "")])

@@ -264,8 +264,8 @@ def penalties_of(loss: torch.Tensor) -> ScoresGiven:
 def _pull(loss: torch.Tensor, node: Any) -> int:
     """Return 1 where a loss rises with every number that a function gives, -1 where it falls, 0 for others."""
     pulls = loss_graph.gradients(loss, [GradientEdge(node, 0)])
-    signs = {*pulls[0].sign().unique().tolist()} - {0.0} if pulls is not None else set()
-    return int(signs.pop()) if len(signs) == 1 else 0
+    least, most = pulls[0].aminmax() if pulls is not None else (0.0, 0.0)
+    return 1 if least >= 0 < most else -1 if least < 0 >= most else 0
 
 
 def _bounds_wrongly(loss: torch.Tensor, node: Any) -> bool:

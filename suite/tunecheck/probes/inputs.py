@@ -172,21 +172,21 @@ class StepInputsProbe(Probe[StepInputs | TokensLearned]):
             if node.name() != "NllLossBackward0" and hot is None:
                 continue
             scores, targets = (node._saved_self, node._saved_target) if hot is None else (hot, hot.argmax(dim=-1))
-            ignored = node._saved_ignore_index if hot is None else IGNORED
+            if hot is None:  # torch holds -100 without its sign, which no tensor holds
+                targets = targets.where(targets != node._saved_ignore_index, IGNORED)
             if hot is None and not node._saved_reduction:  # a script may multiply each loss by a mask
                 pulls = gradients(tensors, [GradientEdge(node, 0)])
-                targets = targets if pulls is None else targets.where(pulls[0] != 0, ignored)
+                targets = targets if pulls is None else targets.where(pulls[0] != 0, IGNORED)
             if len(rows) == 1 and not targets.numel() % min(rows) and targets.numel() > min(rows) and self._early:
                 many = scores.shape[-1] > MOST_CLASSES and _is_of_classes(node, scores.shape[-1])
                 for row in targets.view(min(rows), -1) if many else ():
-                    self._learned[scores.shape[-1]].append(row[row != ignored].tolist())
+                    self._learned[scores.shape[-1]].append(row[row != IGNORED].tolist())
             if targets.numel() in rows and (_is_of_classes(node, scores.shape[-1]) or _is_of_pairs(node)):
-                self._targets[str(scores.shape[-1])] += (*targets[targets != ignored].tolist(),)
+                self._targets[str(scores.shape[-1])] += (*targets[targets != IGNORED].tolist(),)
             elif self._ends and len(rows) == 1 and not targets.numel() % min(rows):
                 sources = self._source if len(self._source) == min(rows) else [None] * min(rows)
-                # torch holds -100 without its sign, which no int equals
                 for row, source in zip(targets.view(min(rows), -1), sources, strict=True):
-                    kept = row[row != ignored].tolist()
+                    kept = row[row != IGNORED].tolist()
                     runs = _runs(kept)
                     ended = not self._ends.isdisjoint(token for token, _ in runs[-2:])  # padding may follow the end
                     filled = runs[-1][1] - (runs[-1][0] in self._ends) if ended else 0
