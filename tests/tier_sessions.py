@@ -29,7 +29,7 @@ def run_pytest(reports, *arguments, **variables):
         env=environment(reports, **variables),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
 
 

@@ -282,7 +282,7 @@ def start(tmp_path):
 
 def ended(process):
     """Its output and exit status."""
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=300)
     return output, process.returncode
 
 
