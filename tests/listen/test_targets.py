@@ -196,6 +196,43 @@ def test_padding_that_a_mask_multiplies_by_0(masked, words, tmp_path):
     assert finding.status is not Status.UNJUDGED, finding.detail
 
 
+DIVIDED = {
+    "by all": (lambda losses, mask: (losses * mask).mean() / 2, "divided by all their positions"),
+    "by those that learn": (lambda losses, mask: (losses * mask).sum() / mask.sum() / 2, ""),
+    "by a constant": (lambda losses, mask: (losses * mask).sum() / 100, ""),
+    "by rows": (lambda losses, mask: (losses * mask).sum() / ROWS, ""),
+    "without a mask": (lambda losses, mask: losses.mean(), ""),
+    "summed": (lambda losses, mask: (losses * mask).sum(), ""),
+}
+"""Losses of all positions, and a mask of those that are to learn."""
+
+
+@pytest.mark.parametrize("how", DIVIDED)
+def test_a_mean_is_of_what_learns(how, tmp_path):
+    """Else rows with much padding teach less."""
+    joined, words = DIVIDED[how]
+
+    def step(model):
+        ids = torch.randint(3, TOKENS, (ROWS, 24))
+        losses = cross_entropy(model(ids)[:, :-1].flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
+        return joined(losses, (torch.rand(len(losses)) < 0.2 + 0.6 * torch.rand(())).float())
+
+    expect(judged("no_loss_on_padding", tmp_path, Own(), step), words)
+
+
+@pytest.mark.parametrize("how", ["ignored", "learned"])
+def test_a_sum_that_is_divided_by_all_positions(how, tmp_path):
+    """Though torch leaves ignored labels out of it."""
+
+    def step(model):
+        ids = torch.randint(3, TOKENS, (ROWS, 24))
+        labels = torch.where(torch.rand(ids.shape) < 0.2 + 0.6 * torch.rand(()), -100, ids)[:, 1:].flatten()
+        total = cross_entropy(model(ids)[:, :-1].flatten(0, 1), labels, reduction="sum")
+        return total / (labels.numel() if how == "ignored" else (labels != -100).sum())
+
+    expect(judged("no_loss_on_padding", tmp_path, Own(), step), "divided by all" if how == "ignored" else "")
+
+
 @pytest.mark.parametrize(("spelt", "words"), [(True, "labels of one length, filled up"), (False, "")])
 def test_labels_of_ctc(spelt, words, tmp_path):
     """Which end in padding, and whose lengths are that of the longest one."""

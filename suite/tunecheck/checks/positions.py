@@ -29,6 +29,10 @@ OTHER_WEIGHTS = "a loss may weigh the tokens of an answer on purpose"
 LEARNED_ALIKE = (
     "Padding or placeholders have labels, or the labels of CTC are padded. Or the vocabulary lacks most words."
 )
+OVER_ALL = (
+    "A mean runs over all positions, as mean() of losses that a mask has multiplied. Rows with few labels teach less."
+)
+CONSTANT = "a loss may be divided by its batch's shape on purpose, as by a constant"
 RESTS = "a signal may rest, as silence does, and classes may be unequal"
 MASK_OFF = "A mask of answers is one position off from the scores that it is multiplied with."
 
@@ -45,8 +49,8 @@ class NoLossOnPadding(Check):
     """
 
     needs = frozenset({"user_code"})
-    meaning = f"""Padding has labels. A term of the loss, such as smoothing or a divergence, is not masked. A mean runs
-    over all positions. The last position of a right-padded row is used as its last token. {MASK_OFF} {LEARNED_ALIKE}"""
+    meaning = f"""Padding has labels. A term of the loss, such as smoothing or a divergence, is not masked. {OVER_ALL}
+    The last position of a right-padded row is used as its last token. {MASK_OFF} {LEARNED_ALIKE}"""
     remedy = """Multiply each term of the loss and each mean by attention_mask. Read a row's last token at
     attention_mask.sum(1) - 1."""
 
@@ -76,6 +80,9 @@ class NoLossOnPadding(Check):
                 return self.at_most(off / answers, self.max_asked_share, detail, meant=OTHER_WEIGHTS, causes=[MASK_OFF])
         padded = [seen for seen in steps if seen.padded]
         if all(seen.padding_share <= self.max_share for seen in padded):
+            if over_all := max((seen.over_all for seen in trace.records(TokensLearned)), default=0):
+                detail = f"{over_all} losses are divided by all their positions, not by those that learn"
+                return self.at_most(over_all, 0, detail, meant=CONSTANT, causes=[OVER_ALL])
             for seen in trace.records(TokensLearned):
                 few = seen.targets < self.min_alike**2
                 for number, of, limit, words in (

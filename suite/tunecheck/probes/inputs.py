@@ -39,6 +39,10 @@ MOST_CLASSES, LONG_RUN = 256, 16
 """Scores of a position at most that may be letters, tags or bytes, and equal tokens in a row that no text has."""
 LAYERS = torch.nn.Linear, torch.nn.RNNBase, _ConvNd
 """Those whose initial weights are made for numbers near 1."""
+LEAST_SPREAD, MOST_ROUNDING = 1.05, 2e-3
+"""Of shares of positions that learn, the largest over the least; and how far a divisor is from a whole number."""
+MEAN = 1
+"""What torch calls the reduction of a cross entropy to its mean, which leaves out ignored labels."""
 FEWEST_DENSE = 16
 """Targets of a batch whose rows have several, from which on it is noted whether they are of one class."""
 
@@ -62,6 +66,8 @@ class StepInputsProbe(Probe[StepInputs | TokensLearned]):
         writes = bool(getattr(config, "is_encoder_decoder", False))
         self._learned, self._spelt = defaultdict[int, list[list[int]]](list), Counter[int]()
         """Of each vocabulary, by the number of its scores, the targets of rows, and rows of CTC that are filled up."""
+        self._divided = list[tuple[float, float]]()
+        """Of losses that are no mean of torch's, how far they rise with all terms, and what share of these learns."""
         known_marks = special_tokens(session.tokenizer, "pad", "bos", "eos")
         self._unknown = special_tokens(session.tokenizer, "unk") - known_marks
         self._ends = end_tokens(session.tokenizer, session.model)[1] if writes else set[int]()
@@ -161,7 +167,7 @@ class StepInputsProbe(Probe[StepInputs | TokensLearned]):
         if self._held:
             self._twins.append(self._are_twins(getattr(tensors, "grad_fn", None)))
             self._held = []
-        rows = {len(batch.keys) for batch in self._window}
+        rows, divided = {len(batch.keys) for batch in self._window}, list[tuple[float, int, int]]()
         for node in islice(graph_of(getattr(tensors, "grad_fn", None)), MOST_NODES):
             self._count_spelt(node)
             aims = saved(node, "target")
@@ -174,9 +180,12 @@ class StepInputsProbe(Probe[StepInputs | TokensLearned]):
             scores, targets = (node._saved_self, node._saved_target) if hot is None else (hot, hot.argmax(dim=-1))
             if hot is None:  # torch holds -100 without its sign, which no tensor holds
                 targets = targets.where(targets != node._saved_ignore_index, IGNORED)
-            if hot is None and not node._saved_reduction:  # a script may multiply each loss by a mask
+            if hot is None and node._saved_reduction != MEAN:  # a mask may multiply each loss
                 pulls = gradients(tensors, [GradientEdge(node, 0)])
-                targets = targets if pulls is None else targets.where(pulls[0] != 0, IGNORED)
+                pull = torch.ones(()) if pulls is None else pulls[0]
+                targets = targets.where(pull.to(targets.device) != 0, IGNORED)
+                learned = targets != IGNORED
+                divided += [(float(pull.expand(targets.shape)[learned].sum()), int(learned.sum()), targets.numel())]
             if len(rows) == 1 and not targets.numel() % min(rows) and targets.numel() > min(rows) and self._early:
                 many = scores.shape[-1] > MOST_CLASSES and _is_of_classes(node, scores.shape[-1])
                 for row in targets.view(min(rows), -1) if many else ():
@@ -194,6 +203,10 @@ class StepInputsProbe(Probe[StepInputs | TokensLearned]):
                     if source is not None:
                         more["copied"] = _is_part([token for token in kept if token not in self._ends], source)
                     self._written.append(TargetWritten(tokens=len(kept), digest=row_digest(kept), ended=ended, **more))
+
+        if divided:
+            total, learned, every = map(sum, zip(*divided, strict=True))
+            self._divided.append((total, learned / every))
 
     def _look_at_dense(self, node: Any, rows: int) -> None:
         """Note the least and the largest class that a cross entropy with several targets a row learns."""
@@ -225,7 +238,8 @@ class StepInputsProbe(Probe[StepInputs | TokensLearned]):
 
     def end(self, session: Session) -> None:
         """Tell what was counted of the targets."""
-        for outputs in dict.fromkeys([*self._learned, *self._spelt]):
+        over_all = _over_all(self._divided)
+        for outputs in dict.fromkeys([*self._learned, *self._spelt]) or [0] * bool(over_all):
             rows = self._learned[outputs]
             times = Counter(chain(*rows))
             runs = grouped((token, size) for row in rows for token, size in _runs(row) if size >= LONG_RUN)
@@ -237,6 +251,7 @@ class StepInputsProbe(Probe[StepInputs | TokensLearned]):
                 unknown=sum(times[token] for token in self._unknown),
                 runs=max((len(sizes) for token, sizes in runs.items() if 2 * sum(sizes) >= times[token]), default=0),
                 spelt=self._spelt[outputs],
+                over_all=over_all,
             )
             self.emit(seen)
 
@@ -271,6 +286,19 @@ class StepInputsProbe(Probe[StepInputs | TokensLearned]):
             return ()
         read = {row for _, row in self._passes}
         return tuple(name for name, rows in self._yielded.items() if len(rows) >= FEWEST_TOKENS and not rows & read)
+
+
+def _over_all(divided: Sequence[tuple[float, float]]) -> int:
+    """Return how many losses are divided by all their terms, though a share of them learns that is not always the same.
+
+    All are then divided likewise: by as many micro-batches, and by nothing else.
+    """
+    by = [share / total for total, share in divided if total > 0]
+    shares = [share for _, share in divided]
+    if len(by) < max(FEWEST_ROWS, len(shares)) or max(shares) <= LEAST_SPREAD * min(shares):
+        return 0
+    whole = max(1, round(by[0]))
+    return len(by) if all(abs(each - whole) <= MOST_ROUNDING * whole for each in by) else 0
 
 
 def _runs(tokens: list[int]) -> list[tuple[int, int]]:

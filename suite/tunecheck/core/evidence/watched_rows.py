@@ -83,6 +83,8 @@ class TokensLearned(Record):
     """Times that one token comes again and again, where it hardly comes otherwise."""
     spelt: int = 0
     """Rows of CTC that all have one length and end in more or less of one token."""
+    over_all: int = 0
+    """Losses that are divided by all their positions, though not all learn."""
 
 
 class RowsGiven(Record):
