@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -160,3 +161,19 @@ def test_a_critic_that_steps_from_the_fifth_step_on(leaked, asked, tmp_path):
     found = next(finding for finding in told.findings if finding.check == "live_tensors_flat")
 
     assert (found.status.value == "suspected") is asked, found.detail
+
+
+@pytest.mark.parametrize("steps", [3, 8])
+def test_nothing_of_a_loop_is_kept(steps, tmp_path):
+    """However early it ends: what reads back later saves does not need it."""
+    model = Classifier()
+    optimizer, seen = torch.optim.AdamW(model.parameters()), weakref.ref(model)
+    with tunecheck.watch(model=model, optimizer=optimizer, folder=tmp_path / "report", steps=6, tell=False):
+        for _ in range(steps):
+            model(torch.randn(8, 4), torch.arange(8) % 2)["loss"].backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    del model, optimizer
+    gc.collect()
+
+    assert seen() is None

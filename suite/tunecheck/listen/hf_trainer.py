@@ -105,6 +105,12 @@ class TrainerListener(Listener):
             begun.close()
         self.trainer.remove_callback(self.callback)
 
+    def close(self, error: BaseException | None = None) -> None:
+        """End the trace. What reads back later saves keeps this listener, but nothing of the training."""
+        super().close(error)
+        self.trainer = self.shown = self.items = self.division = None
+        self.samples, self.pairs, self.evaluating, self.passes, self.window, self.losses = [], [], [], [], [], []
+
     def _on_samples(self, result: Any, *_: Any, **__: Any) -> None:
         if self.listening or self.first is None:
             self.samples, self.items = list(result[0]), result[1]

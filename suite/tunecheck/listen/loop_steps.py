@@ -334,8 +334,12 @@ class LoopSteps(Listener):
         self.tried(self.end_of_listening)
         self.tried(self._tell_window)
         self.schedules.listened(self.step)
-        self.hooks.remove()
         weakref.finalize(anchor_of(self.model), self.tried, self._tell_schedules).atexit = False
+        self._release()
+
+    def _release(self) -> None:
+        """Keep nothing of the script's: what reads back later saves keeps this listener."""
+        self.hooks.remove()
         self.model = self.norm = None
         self.optimizers, self.window, self.losses, self.noisy = [], [], [], []
 
@@ -346,6 +350,7 @@ class LoopSteps(Listener):
             self.tried(self._tell_window)
             self.emit(*(each.record() for each in self.loaded))
         super().close(error)
+        self._release()
         if self.step < self.fewest and self.own:
             self.path.unlink(missing_ok=True)
 
