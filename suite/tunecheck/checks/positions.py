@@ -44,8 +44,9 @@ def _sums(steps: Sequence[PositionGradients], *fields: str) -> list[int]:
 class NoLossOnPadding(Check):
     """Padded positions contribute no gradient, and no row's last token is asked for what follows it.
 
-    A loss that selects one position out of all positions is exempt. Targets of a vocabulary of more than 256 tokens
-    are not one token again and again, nor mostly one token, nor unknown.
+    A loss that selects one position out of all positions is exempt. Others are divided by the positions that learn.
+    Targets of a vocabulary of more than 256 tokens are not one token again and again, nor mostly one token, nor
+    unknown.
     """
 
     needs = frozenset({"user_code"})

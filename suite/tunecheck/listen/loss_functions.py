@@ -242,7 +242,7 @@ def _part_of(entropy: Any) -> Any:
 
 
 def penalties_of(loss: torch.Tensor) -> ScoresGiven:
-    """Return how many divergences from a reference are in a later step's loss, and how many of them are from itself.
+    """Return how many divergences from a reference are in a later step's loss, are from itself, or make it smaller.
 
     Those are exponentials of a fixed likelihood less a learned one, as of GRPO's penalty. A policy's ratio has the
     learned one first, and is 1 at first.

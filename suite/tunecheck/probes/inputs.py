@@ -203,7 +203,6 @@ class StepInputsProbe(Probe[StepInputs | TokensLearned]):
                     if source is not None:
                         more["copied"] = _is_part([token for token in kept if token not in self._ends], source)
                     self._written.append(TargetWritten(tokens=len(kept), digest=row_digest(kept), ended=ended, **more))
-
         if divided:
             total, learned, every = map(sum, zip(*divided, strict=True))
             self._divided.append((total, learned / every))
