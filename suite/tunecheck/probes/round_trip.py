@@ -129,7 +129,7 @@ def _read_back(
             tied = isinstance(copies, torch.nn.ModuleDict) and {*copies} == {"default"}
             if tied and f"{name}.weight" in saved:
                 module.update("from_disk")
-        every = dict(model.named_parameters())
+        every = dict(model.named_parameters(remove_duplicate=False))  # a tied copy has a name of its own in the file
         # what peft would load, by the names in the model: an adapter may have the base's dtype then, a sharded model
         # would be whole no more, and a script may have replaced these on the object
         state = {"state_dict": lambda: every, "load_state_dict": lambda given, **_: read.update(given)}
