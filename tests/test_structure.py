@@ -17,6 +17,7 @@ import pytest
 
 from tunecheck.config import TIERS
 from tunecheck.config.trainers import TRAINERS
+from tunecheck.core.check import Check
 from tunecheck.core.evidence import RECORDS, Record
 from tunecheck.core.paths import project_folder, shipped_folder
 from tunecheck.probes import PROBES, WATCHED
@@ -253,3 +254,24 @@ def test_tests_import_no_other_tests():
     }
 
     assert guilty == set()
+
+
+def is_documented_elsewhere(path: Path, name: str) -> bool:
+    """Hooks are documented by pytest, what a check or a probe does at its base class."""
+    bases = {"checks": Check, "probes": Probe, "training": Probe}
+    return name.startswith("pytest_") or hasattr(bases.get(part(path)), name)
+
+
+def test_a_public_function_says_what_it_does():
+    """Those of one line say it themselves."""
+    silent = {
+        f"{path.relative_to(SUITE)}: {node.name}"
+        for path in SUITE.rglob("*.py")
+        for owner in ast.walk(ast.parse(path.read_text()))
+        if isinstance(owner, ast.Module | ast.ClassDef) and not getattr(owner, "name", "").startswith("_")
+        for node in owner.body
+        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_") and not ast.get_docstring(node)
+        if len(node.body) > 1 and not is_documented_elsewhere(path, node.name)
+    }
+
+    assert silent == set()

@@ -151,7 +151,6 @@ def checks_of_tier(tier: str, options: Any) -> list[Any]:
 
 
 def tier_of(item: pytest.Item) -> str | None:
-    """Return the tier whose marker this item carries."""
     return next((mark.name for mark in item.iter_markers() if mark.name in TIERS), None)
 
 
@@ -266,7 +265,6 @@ class SessionHooks:
 
     @property
     def terminal(self) -> Any:
-        """pytest's terminal reporter."""
         return self.config.pluginmanager.get_plugin("terminalreporter")
 
     def show(self, line: str) -> None:

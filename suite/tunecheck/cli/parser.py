@@ -42,7 +42,6 @@ class Parser(argparse.ArgumentParser):
     """A parser whose usage errors end with 4: argparse's 2 means interrupted here."""
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
-        """End the process with this status."""
         super().exit(Exit.MISCONFIGURED if status == 2 else status, message)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
@@ -62,7 +61,6 @@ class Parser(argparse.ArgumentParser):
             raise argparse.ArgumentError(action, f"invalid choice: {value!r}{nearest(str(value), known)}; {told}")
 
     def error(self, message: str) -> NoReturn:
-        """Print the usage and the error, below it the command's example, and exit."""
         super().error(redacted(f"{message}\n{self.epilog}" if self.epilog else message))
 
     def executes(self, command: Callable[[argparse.Namespace], int | None], **defaults: bool) -> None:

@@ -26,7 +26,6 @@ ALSO_IN = re.compile(r"also_in:([^#\n]*(?:\n\s*-[^#\n]*)*)")
 
 
 def run_files(tier: str | None = None) -> list[Path]:
-    """Return the YAML files of one tier's runs, or of all tiers in the tiers' order."""
     return [path for name in TIERS if tier in (None, name) for path in config_files(name)]
 
 

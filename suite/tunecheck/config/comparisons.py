@@ -54,7 +54,6 @@ class RunFile:
 
     @property
     def id(self) -> str:
-        """Return the run's id: the file's stem, joined with the entry's name."""
         return "-".join(filter(None, (self.path.stem, self.entry)))
 
     @property
@@ -64,7 +63,6 @@ class RunFile:
 
     @property
     def name(self) -> str:
-        """Return tier and id."""
         return f"{self.tier}/{self.id}"
 
 

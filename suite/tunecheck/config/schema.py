@@ -106,7 +106,6 @@ class Data(Section):
     """Row that takes the first place of every micro-batch."""
 
     def file(self, split: str) -> Path:
-        """Return the path of this split ("train" or "heldout")."""
         return config_file(self.train if split == "train" else self.heldout)
 
 
@@ -318,7 +317,6 @@ class Run(Section):
 
     @property
     def stem(self) -> str:
-        """Return the name as the stem of a file name."""
         return file_stem(self.name)
 
     @property
@@ -338,16 +336,13 @@ class Run(Section):
             return None
 
     def fact(self, premise: Premise) -> Fact:
-        """Return what is known about this premise of a check."""
         return OF_THE_RUN
 
     def holds(self, premise: Premise) -> bool:
-        """Return whether this premise is not open."""
         return self.fact(premise).source is not Source.OPEN
 
     @property
     def processes(self) -> int:
-        """Return how many processes train together."""
         return self.parallel.processes if self.parallel else 1
 
     @property
@@ -372,7 +367,6 @@ class Run(Section):
 
     @property
     def uses_gpu(self) -> bool:
-        """Return whether any part of the run may use a GPU."""
         return self.device != "cpu" or self.evaluation.device == "cuda"
 
     @property
@@ -414,7 +408,6 @@ class Run(Section):
         return frozenset(name for name, on in flags.items() if on)
 
     def resolved_checks(self) -> dict[str, Check]:
-        """Return every check that applies to this run, with its limits, in the table's order."""
         return asked_of(self.features, self.checks)
 
     @property

@@ -50,7 +50,6 @@ class Document:
         return self.places[path]
 
     def section(self, path: KeyPath) -> dict[str, Any]:
-        """Return the section at this path."""
         return reduce(getitem, path, self.data)
 
     def report(self, path: KeyPath, rule: str) -> None:
@@ -60,7 +59,6 @@ class Document:
             self.problems.append(": ".join(filter(None, (self.place(path), ".".join(path), rule))))
 
     def is_reported(self, path: KeyPath) -> bool:
-        """Return whether this path or a parent has a problem."""
         return any(path[:length] in self._reported for length in range(len(path) + 1))
 
     def graft(self, key: str, other: "Document") -> None:
@@ -202,7 +200,6 @@ def _at(node: Node, shown: str) -> str:
 
 
 def known_names(folder: str) -> list[str]:
-    """Return the names of the files in this folder under configs/, sorted."""
     return [path.stem for path in config_files(folder)]
 
 

@@ -86,7 +86,6 @@ class Finding(Frozen):
 
     @property
     def passed(self) -> bool:
-        """Whether it was judged, and judged good."""
         return self.status is Status.PASSED
 
     def __str__(self) -> str:

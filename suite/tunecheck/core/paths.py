@@ -88,7 +88,6 @@ def config_files(folder: str) -> list[Path]:
 
 
 def session_folder() -> Path:
-    """Return the folder of a session that begins now."""
     return reports_folder() / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{os.getpid()}"
 
 
@@ -102,7 +101,6 @@ def reports_folder() -> Path:
 
 
 def evidence_folder() -> Path:
-    """Return the folder with committed results of real GPUs."""
     return project_folder() / "reports" / "evidence"
 
 

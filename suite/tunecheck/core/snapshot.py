@@ -86,7 +86,6 @@ class TrainingSnapshot(Frozen):
 
     @property
     def offloads_parameters(self) -> bool:
-        """Whether parameters, gradients and optimizer state lie in the CPU's memory."""
         return self.offload == "parameters"
 
 
@@ -187,7 +186,6 @@ class RunSnapshot:
 
     @property
     def name(self) -> str:
-        """Tier and id, which together are unique in a session."""
         return f"{self.tier}/{self.id}"
 
     @property

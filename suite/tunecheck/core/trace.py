@@ -51,7 +51,6 @@ class Attempt:
 
     @property
     def finished(self) -> bool:
-        """Whether the child did everything that it was started for."""
         return self.outcome == evidence.AttemptOutcome.FINISHED
 
     @property
@@ -66,11 +65,9 @@ class Attempt:
         return f"{words}: {self.end.detail}" if self.end is not None and self.end.detail else words
 
     def all(self, kind: type[R]) -> list[R]:
-        """Return all records of this kind, in the order they were written; empty when there are none."""
         return [record for record in self.records if isinstance(record, kind)]
 
     def of_rank(self, rank: int) -> "Attempt":
-        """Return the attempt as this rank saw it; the attempt itself where one process made it."""
         return replace(self, records=self.of_ranks[rank], of_ranks={}) if rank in self.of_ranks else self
 
 
@@ -89,7 +86,6 @@ class Trace:
 
     @property
     def run(self) -> RunSnapshot:
-        """The same, typed."""
         return RunSnapshot(self.settings)
 
     def answered(self, ignore: Mapping[str, str], *, strict: bool) -> "Trace":
@@ -113,7 +109,6 @@ class Trace:
         return found | facts({Premise.GRADIENT_DUE: ALL_AS_GOOD} if own and norms and not any(norms) else {})
 
     def holds(self, premise: Premise) -> bool:
-        """Return whether this premise is not open."""
         return self.facts.get(premise, OF_THE_RUN).source is not Source.OPEN
 
     def why(self, needed: Collection[str], source: Source = Source.OPEN) -> str:
@@ -128,7 +123,6 @@ class Trace:
         return self.made_for(evidence.AttemptPurpose.TRAIN)
 
     def made_for(self, purpose: str) -> list[Attempt]:
-        """Return the attempts made for this purpose, in order."""
         return [attempt for attempt in self.attempts if attempt.start.purpose == purpose]
 
     @property
@@ -150,7 +144,6 @@ class Trace:
         return found
 
     def of_all_attempts(self, kind: type[R]) -> list[R]:
-        """Return every attempt's records of this kind."""
         return [record for attempt in self.attempts for record in attempt.all(kind)]
 
     def records(self, kind: type[R]) -> list[R]:
@@ -183,7 +176,6 @@ class Trace:
         return [0, *sorted(self.main.of_ranks)] if self.trainings else [0]
 
     def of_rank(self, rank: int) -> "Trace":
-        """Return the trace as this rank saw it."""
         return Trace(self.header, tuple(attempt.of_rank(rank) for attempt in self.attempts))
 
     def of_every_rank(self, kind: type[R]) -> dict[int, list[R]]:
@@ -212,7 +204,6 @@ class Trace:
 
     @property
     def steps(self) -> list[evidence.Step]:
-        """The main attempt's optimizer steps, in order."""
         return self.all(evidence.Step)
 
     @property

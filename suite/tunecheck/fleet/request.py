@@ -57,7 +57,6 @@ class Request(Frozen):
     """Every place that was ever to be asked, known before the first one is."""
 
     def place_folder(self, place: str) -> Path:
-        """Return the folder of a place."""
         return Path(self.folder) / NODES_FOLDER / place
 
 

@@ -38,7 +38,6 @@ class OwnedLock:
         return True
 
     def release(self) -> None:
-        """Give the lock back."""
         self._held.close()
 
     @property

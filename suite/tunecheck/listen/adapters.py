@@ -49,7 +49,6 @@ def kind_of(config: Any) -> str:
 
 
 def is_lora(config: Any) -> bool:
-    """Return whether this configuration of peft is of LoRA adapters."""
     return kind_of(config) == "LORA"
 
 

@@ -48,7 +48,6 @@ class Heard:
 
     @property
     def findings(self) -> list[Finding]:
-        """What each check concluded."""
         return Findings(finding for run in (self.report.runs if self.report else ()) for finding in run.findings)
 
     def __repr__(self) -> str:

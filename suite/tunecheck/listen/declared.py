@@ -113,19 +113,15 @@ class WatchedRun(Run, frozen=False):
         return self.model_copy(update={"training": training, "premises": known, "sources": sources, **others})
 
     def expected_trainable(self, weights: Sequence[str]) -> set[str]:
-        """Return the declared tensors."""
         return set(self.trained)
 
     def trained_parameters(self) -> int | None:
-        """Return the number of declared elements."""
         return self.parameters
 
     def uses_autocast(self, precision: str) -> bool | None:
-        """Return what is declared."""
         return self.autocast
 
     def fact(self, premise: Premise) -> Fact:
-        """Return what is known about this premise."""
         return self.premises.get(premise, OF_THE_RUN)
 
     @property
@@ -344,11 +340,9 @@ class GivenRows:
         self.tokenizer = type("Padding", (), {"pad_token_id": pad_token_id})
 
     def rows(self, step: int) -> list[list[Tokens]]:
-        """The rows of the first window."""
         return [self.train]
 
     def fixed(self, split: str) -> list[Tokens]:
-        """The same."""
         return self.train
 
 

@@ -139,7 +139,6 @@ class Listener:
 
     @property
     def listening(self) -> bool:
-        """Whether the probes are still to be told what happens."""
         return self._probes is not None
 
     @property

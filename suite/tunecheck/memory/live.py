@@ -67,7 +67,6 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.peak_remainder_bytes = self.remainder_bytes
 
     def by_kind(self) -> dict[str, int]:
-        """Return the bytes alive now by kind."""
         return dict(+self._by_kind)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

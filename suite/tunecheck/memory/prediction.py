@@ -54,7 +54,6 @@ class StaticBytes(Frozen):
 
     @property
     def total(self) -> int:
-        """Return the bytes of all kinds on the GPU."""
         return self.weights + self.adapters + self.gradients + self.optimizer
 
 
@@ -105,7 +104,6 @@ class Prediction(Frozen):
 
     @property
     def tensor_bytes(self) -> int:
-        """Return the peak of the tensors over all phases."""
         return max(self.phases.values())
 
     @property

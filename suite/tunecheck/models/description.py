@@ -113,7 +113,6 @@ class Architecture(Section):
 
     @property
     def head_width(self) -> int:
-        """Width of an attention head."""
         return int((self.model_extra or {}).get("head_dim") or self.hidden_size // self.num_attention_heads)
 
 

@@ -70,7 +70,6 @@ class Failure(Frozen):
 
     @property
     def lines(self) -> list[str]:
-        """Its rows, a line each."""
         return [f"{label}: {one_line(text)}" for label, text in self.rows]
 
     @property
@@ -130,7 +129,6 @@ class RunView(Frozen):
 
     @property
     def counts(self) -> tuple[int, int, int]:
-        """Numbers of passed, failed and unjudged checks."""
         return len(self.run.passed), len(self.run.failed), len(self.run.unjudged)
 
     @property
@@ -192,27 +190,22 @@ class SessionView(Frozen):
 
     @cached_property
     def comparisons(self) -> tuple[SideBySide, ...]:
-        """Comparisons of which at least one run trained."""
         return tuple(comparisons(self.report.runs))
 
     @cached_property
     def benchmarks(self) -> tuple[SideBySide, ...]:
-        """Benchmarks of which at least one turn trained."""
         return tuple(benchmarks(self.report.runs))
 
     @property
     def side_by_side(self) -> tuple[SideBySide, ...]:
-        """Every table of several runs."""
         return (*self.comparisons, *self.benchmarks)
 
     @property
     def failures(self) -> tuple[Failure, ...]:
-        """The failed checks of all runs."""
         return tuple(failure for run in self.runs for failure in run.failures)
 
     @property
     def suspicions(self) -> tuple[Failure, ...]:
-        """The suspected checks of all runs."""
         return tuple(suspicion for run in self.runs for suspicion in run.suspicions)
 
     @cached_property
@@ -233,12 +226,10 @@ class SessionView(Frozen):
 
     @property
     def environment(self) -> str:
-        """Versions and machine in a line."""
         return ", ".join(filter(None, (f"tunecheck {self.report.tunecheck_version}", machine(self.report.environment))))
 
     @property
     def seconds(self) -> str:
-        """Wall time of the session."""
         return human_seconds(self.report.seconds)
 
 
@@ -276,7 +267,6 @@ def machine(environment: Mapping[str, Any]) -> str:
 
 
 def session_view(report: Report) -> SessionView:
-    """Return the view of a session."""
     return SessionView(report=report, runs=tuple(run_view(run) for run in report.runs))
 
 

@@ -142,7 +142,6 @@ class RunReport(Frozen):
 
     @property
     def name(self) -> str:
-        """Tier and id, unique in a session."""
         return f"{self.tier}/{self.run}"
 
     @property
@@ -152,7 +151,6 @@ class RunReport(Frozen):
 
     @property
     def trainings(self) -> list[Tried]:
-        """Its attempts to train, in order."""
         return [tried for tried in self.attempts if tried.purpose == evidence.AttemptPurpose.TRAIN]
 
     @property
@@ -184,12 +182,10 @@ class RunReport(Frozen):
 
     @property
     def passed(self) -> list[Finding]:
-        """The passed checks."""
         return [finding for finding in self.findings if finding.status is Status.PASSED]
 
     @property
     def failed(self) -> list[Finding]:
-        """The failed checks."""
         return [finding for finding in self.findings if finding.status is Status.FAILED]
 
     @property
@@ -199,7 +195,6 @@ class RunReport(Frozen):
 
     @property
     def ignored(self) -> list[Finding]:
-        """The checks that found what the user says is meant."""
         return [finding for finding in self.findings if finding.status is Status.IGNORED]
 
     @property
@@ -376,7 +371,6 @@ def reporting(command: str) -> Callable[..., Report]:
 
 
 def verdict_of(runs: Sequence[RunReport], interrupted: bool) -> Verdict:
-    """Return the verdict on these runs, see `status_of`."""
     return verdict_by(status_of({run.outcome for run in runs}, interrupted=interrupted))
 
 

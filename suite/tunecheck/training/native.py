@@ -231,7 +231,6 @@ class PendingSteps:
         """Loss and gradient norm of each waiting step."""
 
     def start(self) -> None:
-        """The step begins."""
         self._marks = [moment(self._device)]
 
     def pause(self) -> None:

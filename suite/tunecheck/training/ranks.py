@@ -40,7 +40,6 @@ def join(run: Run, device: str) -> None:
 
 
 def leave() -> None:
-    """Leave the process group."""
     distributed.destroy_process_group()
 
 

@@ -211,7 +211,6 @@ class Listener(TrainerCallback):
         self._numbers: dict[str, Any] = {}
 
     def samples_read(self, read: tuple[Any, Any], *_: Any) -> None:
-        """The micro-batches of the next step are read."""
         self._samples = read[0]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

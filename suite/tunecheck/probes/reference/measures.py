@@ -252,5 +252,4 @@ def counted(values: Iterable[object]) -> dict[str, int]:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Return the dtype's name without "torch."."""
     return str(dtype).removeprefix("torch.")

@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors import safe_open
@@ -32,12 +32,10 @@ class WeightFile:
         return tuple(self._held[name][1].get_shape())
 
     def tensor(self, name: str) -> torch.Tensor:
-        tensor: torch.Tensor = self._held[name][0].get_tensor(name)
-        return tensor
+        return cast(torch.Tensor, self._held[name][0].get_tensor(name))
 
     def rows(self, name: str, first: int, last: int) -> torch.Tensor:
-        rows: torch.Tensor = self._held[name][1][first:last]
-        return rows
+        return cast(torch.Tensor, self._held[name][1][first:last])
 
 
 def file_name(parameter: str) -> str:

@@ -23,7 +23,6 @@ class Witness:
         self.begin()
 
     def copies(self) -> list[torch.Tensor]:
-        """Return what is kept of the tensor."""
         return [held for held in (self._weights, self._start, self._gradient) if held is not None]
 
     def touched(self) -> bool:
@@ -74,7 +73,6 @@ class Witness:
         return float((self.parameter.detach() - self._start).abs().max())
 
     def moved(self) -> bool:
-        """Return whether the values are others than those that were kept."""
         return not torch.equal(self._weights, self.parameter)
 
 

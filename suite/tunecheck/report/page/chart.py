@@ -75,12 +75,10 @@ class Chart(Frozen):
         )
 
     def shortened(self, most: int = MOST_ROWS) -> bool:
-        """Return whether the table leaves points out."""
         return len({x for series in self.series for x, _ in series.points}) > most
 
 
 def finite(point: Point) -> bool:
-    """Return whether the point has a value that can be drawn."""
     return math.isfinite(point[1])
 
 

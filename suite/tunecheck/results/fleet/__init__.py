@@ -137,7 +137,6 @@ class Heard:
 
     @property
     def said(self) -> str:
-        """Its state with the reason."""
         return ": ".join(filter(None, (self.state, self.words)))
 
 
@@ -177,7 +176,6 @@ class NodeRow(Frozen):
 
     @property
     def odd(self) -> bool:
-        """Whether there is anything to say about it."""
         return bool(self.outcome not in ("pass", "skipped") or self.remarks or self.drain)
 
 

@@ -61,7 +61,6 @@ class Member:
 
 
 def members(answers: Iterable[Answer]) -> list[Member]:
-    """Return every run of these answers."""
     return [Member(answer, run) for answer in answers for run in answer.runs]
 
 
