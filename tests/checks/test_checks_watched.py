@@ -118,6 +118,7 @@ MEANT = {
     ("written_answers_end", "padding is learned"),
     ("written_answers_end", "two start tokens"),
     ("rows_whole", "pairs cut off"),
+    ("rows_whole", "texts that lose most of their tokens"),
     ("pairs_differ", "questions again"),
     ("pairs_differ", "prompts again, rated"),
     ("no_target_leakage", "labels that are shifted twice"),
@@ -469,6 +470,9 @@ FAULTS = {
         "pairs cut off": lambda: with_run(
             watched(read_rows(24, lambda number: 100 + number, shorter=0)),
             premises=opened({"causal_lm": "DPOTrainer trains another objective"}),
+        ),
+        "texts that lose most of their tokens": lambda: watched(
+            e.TextsCut(max_length=8, texts=64, cut=60, kept_tokens=500, lost_tokens=1500)
         ),
         "targets cut off": lambda: watched(
             *writing(lambda step: [target(f"{step} {at}", tokens=8, ended=True) for at in range(4)])

@@ -86,6 +86,7 @@ EXAMPLES: list[Record] = [
     e.RanksScored(steps=10, begins=4, scored=12),
     e.Written(own=True, tensors=8, trained=7, earlier=LORA[:1], other=0, misnamed=("B of A",)),
     e.WrittenByScript(lines={LORA[0]: "train.py:40"}),
+    e.TextsCut(max_length=64, texts=9, cut=4, kept_tokens=500, lost_tokens=40),
     e.StateLoaded(into="GPT", offered=12, taken=2, misnamed=("module.w (the model has w)",)),
     e.SettingsGiven(settings=(e.Setting(kind="dropout", value=0.1, where="Dropout.p"),)),
     e.OtherModelDrops(model="Teacher", drawn=True),

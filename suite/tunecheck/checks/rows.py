@@ -283,6 +283,7 @@ class RowsWhole(Check):
 
     Not judged for plain text whose rows begin differently, or when the end token is unknown. Rows of another objective
     are compared with each other: the longest ones end as shorter ones do. So are the targets of an encoder-decoder.
+    What fast tokenizers truncate is counted where the script calls them.
     """
 
     needs = frozenset({"user_code"})
@@ -303,8 +304,12 @@ class RowsWhole(Check):
     """Share of the rows of another objective that are as long as the longest one. Texts differ in length."""
     min_pile: int = 4
     """Rows of that length over those of any other. Rows that are whole may be of a few lengths, with most of one."""
+    max_lost_share: float = 0.33
+    """Share of the tokens of all texts that a tokenizer drops at one length limit."""
 
     def judge(self, trace: Trace) -> Finding:
+        if (found := self._by_tokenizers(trace)) is not None:
+            return found
         written = {t.digest: t.tokens for step in trace.records(evidence.StepInputs) for t in step.written if t.ended}
         if (found := self._pile(written.values(), "targets", "have an end token", END_KEPT)) is not None:
             return found
@@ -331,6 +336,16 @@ class RowsWhole(Check):
         detail = f"{cut} of {rows} rows ({share:.0%}) are truncated at {longest} tokens"
         fits = share <= self.max_cut_share or cut < self.min_cut
         return self.found(fits, detail, measured=share, limit=self.max_cut_share, causes=[ENDS_CUT])
+
+    def _by_tokenizers(self, trace: Trace) -> Finding | None:
+        """Return that a tokenizer drops a large part of all tokens at one limit; None where none does."""
+        for cut in trace.records(evidence.TextsCut):
+            lost = cut.lost_tokens / max(cut.lost_tokens + cut.kept_tokens, 1)
+            if cut.texts >= ENOUGH and lost > self.max_lost_share:
+                place = f"at {cut.max_length} tokens" if cut.max_length else "at the tokenizer's own limit"
+                detail = f"{cut.cut} of {cut.texts} texts are truncated {place}, and {lost:.0%} of all tokens are lost"
+                return self.at_most(lost, self.max_lost_share, detail, meant=ONE_LENGTH, causes=[ENDS_CUT])
+        return None
 
     def _pile(self, lengths: Collection[int], kind: str, ends: str, cause: str) -> Finding | None:
         """Return that many rows have the most tokens of all; None where that is nothing unusual."""

@@ -221,6 +221,7 @@ HEARD = (
     ("transformers.modeling_utils", "PreTrainedModel.save_pretrained", "saves.saving"),
     ("transformers.configuration_utils", "PretrainedConfig.save_pretrained", "saves.describing"),
     ("transformers.configuration_utils", "PreTrainedConfig.save_pretrained", "saves.describing"),
+    ("transformers.tokenization_utils_base", "PreTrainedTokenizerBase.__call__", "truncation.encoding"),
     ("peft.peft_model", "PeftModel.load_adapter", "provenance.adapter_loading"),
     ("peft.tuners.lora.model", "LoraModel.merge_and_unload", "provenance.merging"),
     ("peft.tuners.lora.model", "LoraModel.merge_and_unload", "saves.merging"),

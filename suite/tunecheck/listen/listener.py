@@ -22,7 +22,7 @@ from tunecheck.core import evidence
 from tunecheck.core.check import some
 from tunecheck.core.premises import Premise, Source, facts
 from tunecheck.core.trace import TraceWriter, header_of
-from tunecheck.listen import loaders, provenance, saves
+from tunecheck.listen import loaders, provenance, saves, truncation
 from tunecheck.listen.adapters import ranks_scored
 from tunecheck.listen.expectations import declare
 from tunecheck.listen.options import Options, new_trace_file, rank_and_processes, trace_file
@@ -303,7 +303,7 @@ class Listener:
             saves.trained(session.model)
             if (scored := ranks_scored(session.model, self._steps)) is not None:
                 self.emit(scored)
-            self.emit(*loaders.batches_of_workers())
+            self.emit(*loaders.batches_of_workers(), *truncation.texts_cut())
             if self.options.twice:
                 learnt = (pair for pair in session.model.named_parameters() if pair[1].requires_grad)
                 self.emit(evidence.Trained(norms={name: norm(tensor) for name, tensor in learnt}, scaler=""))

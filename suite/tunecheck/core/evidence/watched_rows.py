@@ -34,6 +34,18 @@ class RowRead(Frozen):
     """How many different ones there are."""
 
 
+class TextsCut(Record):
+    """What tokenizers cut off of the texts that a script gave them with one length limit."""
+
+    max_length: int
+    """0 stands for a tokenizer's own limit."""
+    texts: int = 0
+    cut: int = 0
+    """Texts that are longer."""
+    kept_tokens: int = 0
+    lost_tokens: int = 0
+
+
 class StepInputs(Record):
     """The batches of one step of any training, so that steps can be compared with each other."""
 
