@@ -6,22 +6,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.detection.bugs.bug import bug
+from benchmarks.detection.bugs.parts import change_report
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tunecheck.training.session import Session
 
 unseen = partial(bug, cohort="unseen-fourth", source="thought up, not from a thread")
-
-
-def _reported(change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    """Have `change` alter what the loop reports of a step."""
-    from tunecheck.training.native import PendingSteps
-
-    finish, pending = PendingSteps.finish, PendingSteps
-    vars_of: Any = pending
-    vars_of.finish = lambda self, **numbers: finish(self, **change(numbers))
 
 
 @unseen(
@@ -32,10 +22,7 @@ def _reported(change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
 )
 def half_the_time(session: Session) -> None:
     """Report half of each step's seconds, as a timer that runs in the last micro-batch alone."""
-    from tunecheck.training import native, tensors
-
-    loop: Any = native
-    loop.seconds_between = lambda start, end: tensors.seconds_between(start, end) / 2
+    change_report(lambda numbers: numbers | {"seconds": numbers["seconds"] / 2})
 
 
 @unseen(
@@ -52,7 +39,7 @@ def smoothed_loss(session: Session) -> None:
         past[:] = [0.9 * past[0] + 0.1 * numbers["loss"] if past else numbers["loss"]]
         return {**numbers, "loss": past[0]}
 
-    _reported(smoothed)
+    change_report(smoothed)
 
 
 @unseen(
@@ -90,4 +77,4 @@ def padding_counts(session: Session) -> None:
         return found
 
     session.batches.window = counted  # type: ignore[method-assign]
-    _reported(lambda numbers: {**numbers, "tokens": seen[0]})
+    change_report(lambda numbers: {**numbers, "tokens": seen[0]})
