@@ -8,9 +8,7 @@ themselves, all of them: the last one is often fused with what follows. Imports 
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from functools import partial
 from typing import Any
-from unittest import mock
 
 import torch
 
@@ -32,9 +30,6 @@ NEGATIVE_SCORE = -120.0
 ROUNDING_OF_SCORES = 1e-2
 """Error that is not judged: scores of that size are rounded to 1e-5, and accuracy is the other relations' subject."""
 Tensors = dict[str, torch.Tensor]
-Outcome = tuple[torch.Tensor, torch.Tensor, Sequence[torch.Tensor]]
-"""What a formula makes of its inputs, the gradient by it that is handed down, and those by the inputs; float64."""
-Formula = Callable[..., list[torch.Tensor]]
 DRAWN = ("hidden", "q", "k", "v", "gate", "up")
 """The random inputs, each from a seed of its own."""
 
@@ -59,155 +54,109 @@ def layer_errors(
     be recomputed. The modes are put back.
     """
     errors: dict[str, float] = {}
-    hidden: torch.Tensor | None = None
     layers = model.get_decoder().layers
     with model_mode(model, False):
         for part in (part for layer in layers for part in layer.children()):
             part.train(training)
         for kind, lengths in (("", (TOKENS,)), (", padded", (TOKENS, PADDED_TO))):
-            comparison = _Comparison(architecture, lengths)
             called = layers if kind and every else layers[:1]
-            comparison.call(model, called, device, widened=widened)
-            errors |= {f"{what}{kind}": error for what, error in comparison.errors.items()}
-            hidden = hidden if comparison.hidden is None else comparison.hidden
+            found, hidden = _called_in_place(model, architecture, called, lengths, device, widened=widened)
+            errors |= {f"{what}{kind}": error for what, error in found.items()}
         if hidden is not None:
             errors |= _norm_errors(model.get_decoder(), architecture, hidden[:1, :NORMED])
     return errors
 
 
-class _Comparison:
-    """What layers make of random inputs, for rows of these lengths, against the formulas."""
+def _called_in_place(
+    model: Any, architecture: Architecture, layers: Any, lengths: Sequence[int], device: torch.device, *, widened: bool
+) -> tuple[dict[str, float], torch.Tensor | None]:
+    """Call each of these layers with random inputs; return the errors of what it makes of them, for rows so long.
 
-    def __init__(self, architecture: Architecture, lengths: tuple[int, ...]) -> None:
-        self.errors: dict[str, float] = {}
-        """Of each relation, then of its gradient by each of its inputs."""
-        self.hidden: torch.Tensor | None = None
-        """What the last layer's norm was given."""
-        self._architecture, self._lengths = architecture, lengths
-        self._known: dict[tuple[object, ...], tuple[list[torch.Tensor], Outcome]] = {}
-        """The outcomes of formulas without weights, with the inputs that they had."""
-        self._drawn: Tensors = {}
-        """The random inputs: layers of the same shapes are given the same."""
-        self._alike: dict[tuple[object, ...], torch.Tensor] = {}
-        """What one linear of a kind makes of a token: the others of its kind, in further layers, do not compute."""
+    All are called in the first one's place with what that is given, inside of whatever the model's forward enters.
+    Also what the last layer's norm was given.
+    """
+    errors: dict[str, float] = {}
+    hidden: torch.Tensor | None = None
+    longest = max(lengths)
+    ids = torch.ones(len(lengths), longest, dtype=torch.long, device=device)
+    mask = torch.tensor([[1] * n + [0] * (longest - n) for n in lengths], device=device)
 
-    def call(self, model: Any, layers: Sequence[Any], device: torch.device, *, widened: bool) -> None:
-        """Call each of these layers with random inputs, and compare what it makes of them.
+    def call(_module: Any, args: Any, others: Any) -> None:
+        nonlocal hidden
+        hooks.remove()
+        for number, layer in enumerate(layers):
+            with _substituted(layer, longest) as (given, seen):
+                with in_fp32(layer) if widened else nullcontext(), suppress(_Enough):
+                    layer(*args, **others)
+                with torch.autocast(device.type, enabled=False):
+                    name = f"layer {number}'s" if number else "first layer's"
+                    found = _relations(layer, architecture, lengths, given, seen)
+                    errors.update({f"{name} {relation}": error for relation, error in found})
+            hidden = given.get("hidden", hidden)
+        raise _Enough
 
-        All are called in the first one's place with what that is given, inside of whatever the model's forward enters.
-        """
-        lengths, longest = self._lengths, max(self._lengths)
-        ids = torch.ones(len(lengths), longest, dtype=torch.long, device=device)
-        mask = torch.tensor([[1] * n + [0] * (longest - n) for n in lengths], device=device)
+    with OwnHooks() as hooks, torch.enable_grad(), suppress(_Enough):
+        hooks.before(stacked_layers(model)[0], call, with_kwargs=True)
+        if widened:  # its output, not its weight: that may be gigabytes
+            hooks.after(model.get_input_embeddings(), lambda _m, _args, out: out.float())
+        uncached(model, input_ids=ids, attention_mask=mask if len(lengths) > 1 else None)
+    return errors, hidden
 
-        def call(_module: Any, args: Any, others: Any) -> None:
-            hooks.remove()
-            for number, layer in enumerate(layers):
-                with self._substituted(layer) as (given, seen):
-                    with in_fp32(layer) if widened else nullcontext(), suppress(_Enough):
-                        layer(*args, **others)
-                    with torch.autocast(device.type, enabled=False):
-                        self._compare(number, layer, given, seen)
-            raise _Enough
 
-        with OwnHooks() as hooks, torch.enable_grad(), suppress(_Enough):
-            hooks.before(stacked_layers(model)[0], call, with_kwargs=True)
-            if widened:  # its output, not its weight: that may be gigabytes
-                hooks.after(model.get_input_embeddings(), lambda _m, _args, out: out.float())
-            uncached(model, input_ids=ids, attention_mask=mask if len(lengths) > 1 else None)
-
-    def _compare(self, number: int, layer: Any, given: Tensors, seen: Tensors) -> None:
-        self.hidden = given.get("hidden", self.hidden)
-        for (relation, *inputs), formula in self._formulas(layer).items():
-            name = f"{f'layer {number}' if number else 'first layer'}'s {relation}"
-            if relation not in seen or not given.keys() >= {*inputs}:
-                self.errors[f"{name}, which was not reached"] = float("inf")
-                continue
-            own = [given[part] for part in inputs]
-            wanted, above, ours = self._outcome(relation, own, formula)
-            got = torch.cat([row[:length] for row, length in zip(seen[relation], self._lengths, strict=True)])
-            self.errors[name] = relative_error(got.detach().double(), wanted)
-            for part, mine, other in zip(inputs, ours, gradients_by(got, own, above), strict=True):
-                self.errors[f"{name}, its gradient by {part}"] = relative_error(other.double(), mine)
-
-    def _formulas(self, layer: Any) -> dict[tuple[str, ...], Formula]:
-        """Name and inputs of each relation to its formula, which gives the rows without their padding."""
-        norm, architecture = whole(layer.input_layernorm.weight).detach().double(), self._architecture
-
-        def rows(function: Callable[..., torch.Tensor]) -> Formula:
-            return lambda *inputs: [
-                function(*(part[row, :length] for part in inputs)) for row, length in enumerate(self._lengths)
-            ]
-
-        return {
-            ("norm", "hidden"): rows(lambda x: normalised(x, norm.to(x.device), architecture)),
-            ("attention", "q", "k", "v"): rows(lambda q, k, v: attention(q, k, v, architecture)),
-            ("activation", "gate", "up"): rows(gated),
-        }
-
-    def _outcome(self, relation: str, inputs: list[torch.Tensor], formula: Formula) -> Outcome:
-        """Return the formula and its gradients; where no weight takes part, once for all layers with these inputs."""
-        key = (relation, *((x.dtype, x.device) for x in inputs))
-        held, outcome = self._known.get(key, ([], None))
-        if outcome is not None and all(torch.equal(x, before) for x, before in zip(inputs, held, strict=True)):
-            return outcome
-        copies = [x.detach().double().requires_grad_(True) for x in inputs]
-        wanted = torch.cat(formula(*copies))
+def _relations(
+    layer: Any, architecture: Architecture, lengths: Sequence[int], given: Tensors, seen: Tensors
+) -> Iterator[tuple[str, float]]:
+    """Yield the error of each relation, whose formula is taken of each row without its padding, and its gradients'."""
+    norm = whole(layer.input_layernorm.weight).detach().double()
+    formulas: dict[tuple[str, ...], Callable[..., torch.Tensor]] = {
+        ("norm", "hidden"): lambda x: normalised(x, norm.to(x.device), architecture),
+        ("attention", "q", "k", "v"): lambda q, k, v: attention(q, k, v, architecture),
+        ("activation", "gate", "up"): gated,
+    }
+    for (relation, *inputs), formula in formulas.items():
+        if relation not in seen or not given.keys() >= {*inputs}:
+            yield f"{relation}, which was not reached", float("inf")
+            continue
+        own = [given[part] for part in inputs]
+        copies = [x.detach().double().requires_grad_(True) for x in own]
+        wanted = torch.cat([formula(*(x[row, :length] for x in copies)) for row, length in enumerate(lengths)])
+        got = torch.cat([row[:length] for row, length in zip(seen[relation], lengths, strict=True)])
         above = cotangent(wanted)
-        outcome = wanted.detach(), above, torch.autograd.grad(wanted, copies, above)
-        if relation != "norm":
-            self._known[key] = [x.detach() for x in inputs], outcome
-        return outcome
+        yield relation, relative_error(got.detach().double(), wanted)
+        theirs, ours = gradients_by(got, own, above), torch.autograd.grad(wanted, copies, above)
+        for part, other, mine in zip(inputs, theirs, ours, strict=True):
+            yield f"{relation}, its gradient by {part}", relative_error(other.double(), mine)
 
-    @contextmanager
-    def _substituted(self, layer: Any) -> Iterator[tuple[Tensors, Tensors]]:
-        """Have the layer's norm be given random numbers and its linears return some; yield these, and what is seen."""
-        given: Tensors = {}
-        seen: Tensors = {}
-        drawn, alike = self._drawn, self._alike
 
-        def random(name: str, like: torch.Tensor) -> torch.Tensor:
-            if name not in drawn or drawn[name].shape != like.shape:
-                drawn[name] = torch.randn(like.shape, generator=torch.Generator().manual_seed(DRAWN.index(name)))
-            given[name] = drawn[name].to(like, copy=True).requires_grad_(True)
-            return given[name]
+@contextmanager
+def _substituted(layer: Any, longest: int) -> Iterator[tuple[Tensors, Tensors]]:
+    """Have the layer's norm be given random numbers and its linears return some; yield these, and what is seen."""
+    given: Tensors = {}
+    seen: Tensors = {}
 
-        def stop(_module: Any, args: Any) -> None:
-            seen["activation"] = args[0]
-            raise _Enough
+    def random(name: str, like: torch.Tensor) -> torch.Tensor:
+        drawn = torch.randn(like.shape, generator=torch.Generator().manual_seed(DRAWN.index(name)))
+        given[name] = drawn.to(like).requires_grad_(True)
+        return given[name]
 
-        linears = {
-            **{side: layer.self_attn.get_submodule(f"{side}_proj") for side in "qkv"},
-            **{part: layer.mlp.get_submodule(f"{part}_proj") for part in ("gate", "up")},
-        }
+    def stop(_module: Any, args: Any) -> None:
+        seen["activation"] = args[0]
+        raise _Enough
 
-        def substitute(
-            kind: tuple[object, ...], name: str, _linear: Any, _args: Any, out: torch.Tensor
-        ) -> torch.Tensor:
-            alike[kind] = out.detach()
-            return random(name, out.expand(-1, max(self._lengths), -1))
-
-        with OwnHooks() as hooks:
-            norm = layer.input_layernorm
-            hooks.before(norm, lambda _m, args: (random("hidden", args[0]), *args[1:]))
-            hooks.after(norm, lambda _m, _args, out: seen.update(norm=out))
-            hooks.before(layer.self_attn.o_proj, lambda _m, args: seen.update(attention=args[0]))
-            hooks.before(layer.mlp.down_proj, stop)
-            for name, linear in linears.items():  # what they make of one token tells the shape and the dtype
-                weight = getattr(linear, "weight", linear)
-                kind = (
-                    name,
-                    type(linear),
-                    *(
-                        getattr(held, key, linear)
-                        for held, key in ((linear, "out_features"), (weight, "dtype"), (weight, "device"))
-                    ),
-                )
-                if kind in alike:
-                    hooks.enter_context(mock.patch.object(linear, "forward", lambda *_, kind=kind, **__: alike[kind]))
-                hooks.before(linear, lambda _m, args: (args[0][:, :1], *args[1:]))
-                hooks.after(linear, partial(substitute, kind, name))
-            yield given, seen
+    linears = {
+        **{side: layer.self_attn.get_submodule(f"{side}_proj") for side in "qkv"},
+        **{part: layer.mlp.get_submodule(f"{part}_proj") for part in ("gate", "up")},
+    }
+    with OwnHooks() as hooks:
+        norm = layer.input_layernorm
+        hooks.before(norm, lambda _m, args: (random("hidden", args[0]), *args[1:]))
+        hooks.after(norm, lambda _m, _args, out: seen.update(norm=out))
+        hooks.before(layer.self_attn.o_proj, lambda _m, args: seen.update(attention=args[0]))
+        hooks.before(layer.mlp.down_proj, stop)
+        for name, linear in linears.items():  # what they make of one token tells the shape and the dtype
+            hooks.before(linear, lambda _m, args: (args[0][:, :1], *args[1:]))
+            hooks.after(linear, lambda _m, _args, out, name=name: random(name, out.expand(-1, longest, -1)))
+        yield given, seen
 
 
 def negative_score_errors(width: int, dtype: torch.dtype, device: torch.device) -> dict[str, float]:
