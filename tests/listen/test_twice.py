@@ -13,7 +13,7 @@ from tunecheck.core import evidence as e
 from tunecheck.core.finding import Status
 from tunecheck.core.trace import TraceWriter, read
 from tunecheck.listen.options import Options, trace_file
-from tunecheck.listen.twice import NO_CHECKPOINT, NOT_TWICE, OUTPUT, keeps_checkpoint, rehearse
+from tunecheck.listen.twice import NO_CHECKPOINT, NOT_TWICE, OUTPUT, append_to, keeps_checkpoint, rehearse
 
 STEPS = 6
 
@@ -43,13 +43,13 @@ def rehearsed(tmp_path, *, checkpoints=(3, 6), began=0, loss=1.0):
         return 0
 
     options = Options(folder=str(tmp_path), name="train", steps=STEPS, twice=True)
-    rehearsal = rehearse(options, run)
+    asked, left = rehearse(options, run)
     path = trace_file(options, 1, 0)
-    written(rehearsal.options)
-    rehearsal.append_to(path)
+    written(asked)
+    append_to(path, left)
     trace = read(path)
-    probes = {"repeat_steps": rehearsal.options.repeat_steps, "resume_from": rehearsal.options.resume_from}
-    return runs, with_run(trace, probes=probes, premises=opened(rehearsal.options.not_twice))
+    probes = {"repeat_steps": asked.repeat_steps, "resume_from": asked.resume_from}
+    return runs, with_run(trace, probes=probes, premises=opened(asked.not_twice))
 
 
 def test_a_command_that_repeats_and_resumes_passes(tmp_path):
@@ -91,10 +91,10 @@ def test_a_script_that_resumes_by_itself_is_not_compared(tmp_path):
 def test_a_command_that_trains_nothing_twice_says_so(tmp_path):
     """Neither check is judged, and the watched run has its own options."""
     options = Options(folder=str(tmp_path), name="train", twice=True)
-    found = rehearse(options, lambda _: 1)
+    found, left = rehearse(options, lambda _: 1)
 
-    assert found.options.not_twice == {"repeated": NOT_TWICE, "resumed": NOT_TWICE}
-    assert found.options.purpose == "train"
+    assert (found.purpose, left) == ("train", {})
+    assert found.not_twice == {"repeated": NOT_TWICE, "resumed": NOT_TWICE}
 
 
 @pytest.mark.parametrize(

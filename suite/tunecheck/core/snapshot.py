@@ -78,7 +78,7 @@ class TrainingSnapshot(Frozen):
     resume_steps: int = 0
     """Steps of the checkpoint that is declared to be resumed from; 0 where none is."""
     resumed_rate: float | None = None
-    """Rate of the checkpoint's optimizer."""
+    """Rate that the checkpoint's optimizer brought, until the schedule's next step replaces it."""
     warmup_steps: int | None = None
     """Steps of the warm-up, where they are not given as a share."""
     use_cache: bool = False
@@ -150,6 +150,7 @@ class RunSnapshot:
     rests = _Key[tuple[str, ...]](tuple[str, ...], ())
     """Tensors of the adapters that a watched training is expected to freeze."""
     longest = _Key[int | None](int, None)
+    """Tokens that a row is declared to have at most."""
     rows_per_micro_batch = _Key[int | None](int, None)
     """Rows that a watched training declares for each micro-batch; None where it declares none."""
     expected = _Key[Mapping[str, Any]](dict[str, Any], {})

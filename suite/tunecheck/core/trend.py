@@ -1,8 +1,8 @@
 """Trends in noisy series, robust against outliers."""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
-from itertools import pairwise
 from statistics import NormalDist, median
 
 from tunecheck.core.frozen import Frozen
@@ -46,7 +46,5 @@ def trend(xs: Sequence[float], ys: Sequence[float], *, confidence: float) -> Tre
 
 def _variance(ys: Sequence[float]) -> float:
     """Return the variance of Kendall's sum without a trend: n(n-1)(2n+5)/18, less that of each group of ties."""
-    ordered = sorted(ys)
-    edges = [0, *(at for at, (a, b) in enumerate(pairwise(ordered), start=1) if a != b), len(ordered)]
-    groups = [end - start for start, end in pairwise(edges)]
-    return sum(sign * n * (n - 1) * (2 * n + 5) / 18 for sign, n in [(1, len(ys)), *((-1, n) for n in groups)])
+    whole, *ties = (n * (n - 1) * (2 * n + 5) / 18 for n in [len(ys), *Counter(ys).values()])
+    return whole - sum(ties)

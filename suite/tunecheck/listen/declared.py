@@ -41,19 +41,14 @@ OF_ANY_TRAINING = {"adapters", "frozen", "trains_base", "quantized", "checkpoint
 
 
 class WatchedTraining(Training, frozen=False):
-    """The optimisation, as far as it is declared; what it only shows in its course comes later."""
+    """The optimisation, as far as it is declared, see TrainingSnapshot; what it shows in its course comes later."""
 
     schedule_steps: int
-    """Steps that the schedule is made for; `max_steps` are those that are listened to."""
     first_step: int = 0
-    """Steps that were done before: those of the training that is resumed."""
     resume_steps: int = 0
-    """Steps of the checkpoint that the arguments name to resume from; 0 where they name none."""
     resumed_rate: float | None = None
-    """Rate that the optimizer's state brought from the checkpoint, until the schedule's next step replaces it."""
     warmup_steps: int = 0
     use_cache: bool = False
-    """Whether the model's configuration has a key-value cache filled in training, too."""
     _rate: float | None = None
     """The optimizer's rate in the present step, where the schedule has no closed form here."""
 
@@ -66,7 +61,10 @@ class WatchedTraining(Training, frozen=False):
 
 
 class WatchedRun(Run, frozen=False):
-    """A training that is not ours, described in the words of a run; what is expected of it comes later."""
+    """A training that is not ours, described in the words of a run; RunSnapshot has what its keys mean.
+
+    What is expected of it comes later.
+    """
 
     tier: Literal["watch"] = "watch"  # type: ignore[assignment]
     strategy: str
@@ -75,15 +73,11 @@ class WatchedRun(Run, frozen=False):
     sources: dict[str, str]
     """Key to the object that it was read from: "training.learning_rate" to "SFTConfig.learning_rate"."""
     premises: dict[Premise, Fact]
-    """Premise to what is known about it."""
     strict: bool = False
-    """Whether a suspicion fails."""
     trained: frozenset[str] = frozenset()
     """Names of the tensors that are declared to learn."""
     rests: tuple[str, ...] = ()
-    """Tensors that are expected to be frozen of those that the adapters' configuration has learn."""
     added: int | None = None
-    """Elements of the adapters, where not just these are expected to learn."""
     parameters: int | None = None
     """Number of their elements, by arithmetic; None where it is not known."""
     drops: bool = False
@@ -92,17 +86,12 @@ class WatchedRun(Run, frozen=False):
     autocast: bool | None = None
     """Whether the training declares autocast; None for a loop, which declares nothing of it."""
     expected: dict[str, Any] = {}  # noqa: RUF012 pydantic copies it
-    """What a person expects beside what is declared, see suite/tunecheck/listen/expectations.py."""
     masked: Literal["", "completion", "assistant"] = ""
-    """What is declared to be supervised; empty where nothing is declared."""
     longest: int | None = None
-    """Tokens that a row is declared to have at most."""
     smoothing: float = 0.0
-    """Share of the likelihood that is declared to be spread over the vocabulary, where labels are smoothed."""
     pairs: bool = False
     """Whether the data set's columns are pairs of a chosen and a rejected answer, or answers that are rated."""
     rows_per_micro_batch: int | None = None
-    """Rows that each micro-batch is declared to have."""
 
     def under(
         self, *, training: WatchedTraining, left_open: dict[Premise, str], sources: dict[str, str], **others: Any

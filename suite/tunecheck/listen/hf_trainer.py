@@ -21,7 +21,7 @@ from tunecheck.listen.division import Division
 from tunecheck.listen.listener import Listener
 from tunecheck.listen.loaders import rows_of
 from tunecheck.listen.loop_loss import OUTSIDE_ENTROPY, OUTSIDE_FORWARD, Pass, another_kind, not_followed
-from tunecheck.listen.loss_functions import LOSSES, LossCalls, scores_given
+from tunecheck.listen.loss_functions import LossCalls, scores_given
 from tunecheck.listen.optimizers import without_rate
 from tunecheck.listen.options import Options
 from tunecheck.listen.preferences import answers_rated, declares_pairs, declares_ratings, pairs_of
@@ -67,7 +67,6 @@ class TrainerListener(Listener):
         self.passes: list[Pass] = []
         """Of the first micro-batch, where the script computes the loss itself."""
         self.own_loss = overrides(trainer, "compute_loss") and "loss" not in options.expect
-        self.knows_scores = False
         self.loss_calls = LossCalls()
         self.division: Division | None = None
         # an object, or its class and settings, of which the arguments say nothing
@@ -86,8 +85,7 @@ class TrainerListener(Listener):
         hooks.function(trainer, "training_step", after=self._on_training_step)
         if self.own_loss:
             hooks.after(trainer.model, self._on_returned)
-        for name in LOSSES:
-            hooks.function(torch.nn.functional, name, before=partial(self._on_loss_call, name))
+        self.loss_calls.hear(hooks)
         hooks.function(trainer, "compute_loss", before=self._computes_loss)
         self.later.function(trainer, "evaluate", before=self._evaluation_begins, after=self._evaluation_ends)
         self.later.function(trainer, "prediction_step", before=self._on_prediction)
@@ -132,20 +130,16 @@ class TrainerListener(Listener):
         yield from micro_batches
 
     def _on_returned(self, _model: Any, _args: Any, out: Any) -> None:
-        if not self.knows_scores and torch.is_grad_enabled():
+        if not self.loss_calls.over and torch.is_grad_enabled():
             self.passes.append(Pass({}))
             self.passes[-1].returned(out)
-
-    def _on_loss_call(self, name: str, *given: Any, **named: Any) -> None:
-        if not self.knows_scores:
-            self.loss_calls.called(name, *given, **named)
 
     def _computes_loss(
         self, model: Any, inputs: Any, *_: Any, num_items_in_batch: Any = None, **__: Any
     ) -> Callable[[Any], None] | None:
         """The loss of a micro-batch is about to be computed, which takes some of its inputs out."""
         given = dict(inputs) if isinstance(inputs, Mapping) else {}  # a compute_loss of the script's may take tuples
-        began = self.first is not None and not self.knows_scores
+        began = self.first is not None and not self.loss_calls.over
         return partial(self._on_loss, model, given, num_items_in_batch) if began else None
 
     def _on_loss(self, model: Any, given: dict[str, Any], items: Any, result: Any) -> None:
@@ -153,7 +147,6 @@ class TrainerListener(Listener):
         loss = result[0] if isinstance(result, tuple) else result
         if not loss.requires_grad:
             return
-        self.knows_scores = True
         self.emit(scores_given(loss, self.loss_calls))
         self.division = Division(self.trainer, model, given, items, loss, len(self.samples))
         if self.own_loss and (why := another_kind(loss, self.passes)):

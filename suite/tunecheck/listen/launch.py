@@ -25,7 +25,7 @@ from tunecheck.core.redaction import hidden_words
 from tunecheck.core.trace import Trace, TraceWriter, encode, read
 from tunecheck.listen.options import HEARD, Options, trace_file
 from tunecheck.listen.problems import PROBLEMS
-from tunecheck.listen.twice import SCRATCH, Rehearsal, rehearse
+from tunecheck.listen.twice import SCRATCH, Runs, append_to, rehearse
 from tunecheck.results import Report, RunReport, reporting
 from tunecheck.results.rejudge import judged_again
 
@@ -51,7 +51,7 @@ def watch(
     except OSError as error:
         way_out = "set $TUNECHECK_REPORTS to another folder; the command was not started"
         raise SuiteError(f"{folder}: cannot be created ({error.strerror}): {way_out}") from error
-    rehearsal = _rehearse(command, options) if options.twice else Rehearsal(options)
+    asked, runs = _rehearse(command, options) if options.twice else (options, {})
     kept: dict[str, bytes] = {}
     """The traces of a command that is ended after its first steps: what comes later is its end by a signal."""
 
@@ -70,13 +70,13 @@ def watch(
             first.look()
         return bool(kept)
 
-    status = _run(command, rehearsal.options, look=look)
+    status = _run(command, asked, look=look)
     for path in folder.glob("watch-*.jsonl") if not status else ():
         if _is_over(trace := path.read_bytes()):  # its process ended by os._exit, or became another program
             path.write_bytes(_ended(trace))
     if not options.twice:  # what ran beforehand was heard by the first process alone
         merge_ranks(options)
-    rehearsal.append_to(trace_file(options, 1, 0))
+    append_to(trace_file(options, 1, 0), runs)
     for name, trace in kept.items():
         (folder / name).write_bytes(trace)
     rows = rows_of(folder, options, 0 if kept else status)
@@ -165,7 +165,7 @@ def _at_terminal() -> bool:
         return False
 
 
-def _rehearse(command: Sequence[str], options: Options) -> Rehearsal:
+def _rehearse(command: Sequence[str], options: Options) -> tuple[Options, Runs]:
     """Run the command beforehand; raises KeyboardInterrupt where a signal ends it, and nothing was heard yet."""
     folder = Path(options.folder)
 

@@ -24,7 +24,7 @@ from tunecheck.listen.division import LoopDivision
 from tunecheck.listen.listener import Listener
 from tunecheck.listen.loaders import Evaluations
 from tunecheck.listen.loop_loss import WEIGHED, Pass, loss_of, provisional, weighed_apart
-from tunecheck.listen.loss_functions import LOSSES, LossCalls, penalties_of, scores_given
+from tunecheck.listen.loss_functions import LossCalls, penalties_of, scores_given
 from tunecheck.listen.optimizers import HEARD, OtherOptimizers, Schedules, highest_rate, together, without_rate
 from tunecheck.listen.options import rank_and_processes
 from tunecheck.listen.settings import settings_of
@@ -121,8 +121,7 @@ class LoopSteps(Listener):
             hooks.after(head, partial(self._on_returned, True))
         hooks.function(torch.Tensor, "backward", before=self._on_backward, after=self._on_differentiated)
         hooks.function(torch.nn.utils, "clip_grad_norm_", before=self._on_clip, after=self._on_clipped)
-        for loss in LOSSES:
-            hooks.function(torch.nn.functional, loss, before=partial(self._on_loss_call, loss))
+        self.loss_calls.hear(hooks)
         hooks.function(torch.amp.GradScaler, "step", after=self._on_scaler_step)
 
         optimizer = together(self.optimizers)
@@ -170,10 +169,6 @@ class LoopSteps(Listener):
             self.evaluations.append((self.step, any(part.training for part in self.dropping)))
 
     # A step.
-
-    def _on_loss_call(self, name: str, *given: Any, **named: Any) -> None:
-        if self.begun and not self.step:
-            self.loss_calls.called(name, *given, **named)
 
     def _on_backward(self, tensor: torch.Tensor, *_: Any, **__: Any) -> None:
         """A loss is about to be differentiated: what it is made of is the window's."""
@@ -295,10 +290,12 @@ class LoopSteps(Listener):
         if self.division is not None:
             self.emit(*self.division.divided())
             self.division = None if self.step else self.division
-        self.clipped, self.stepping = False, 0
+        self.clipped, self.stepping, self.loss_calls.over = False, 0, True
         self.stepped, self.passes, self.factors = [], [], []
         self.step_end(applied=applied)
-        self._remember()
+        if self.step == 0 and self.window and not self.objective and rank_and_processes()[0] == 0:
+            first = self.window[0]
+            self.read_back_saves(self.model, first.input_ids[:1][:, first.attention_mask[0].bool()])
         self.step += 1
         if self.step >= self.fewest:
             listened(*self.optimizers)
@@ -308,13 +305,6 @@ class LoopSteps(Listener):
         if self.user_writes is not None:
             self.user_writes.begin()
         self.references = sys.getrefcount(anchor_of(self.model))
-
-    def _remember(self) -> None:
-        """Have what the script merges and saves of the model read back, from the first step on."""
-        if self.step == 0 and self.window and not self.objective and rank_and_processes()[0] == 0:
-            first = self.window[0]
-            ids = first.input_ids[:1][:, first.attention_mask[0].bool()]
-            self.read_back_saves(self.model, ids)
 
     # The end.
 

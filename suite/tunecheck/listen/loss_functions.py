@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -18,6 +19,7 @@ from tunecheck.core.evidence import ScoresGiven
 from tunecheck.listen.loop_loss import ENTROPIES, FACTORS, JOINS, MOST_DIFFERENCE, VIEWS, are_stretched
 from tunecheck.probes.reference import loss_graph
 from tunecheck.probes.reference.measures import living
+from tunecheck.training.hooks import Hooks
 
 SIGNS = {"cosine_embedding_loss": 2, "margin_ranking_loss": 2, "hinge_embedding_loss": 1, "soft_margin_loss": 1}
 """Loss of torch.nn.functional whose targets are -1 or 1 to the place of these among its arguments."""
@@ -79,9 +81,18 @@ class LossCalls:
     """Losses of outputs and targets of shapes that differ."""
     softened: bool | None = None
     """Whether two temperatures make the first divergence's distributions of their logits."""
+    over: bool = False
+    """Whether the first loss is about to be differentiated, which further calls are no part of."""
+
+    def hear(self, hooks: Hooks) -> None:
+        """Hook these losses."""
+        for name in LOSSES:
+            hooks.function(torch.nn.functional, name, before=partial(self.called, name))
 
     def called(self, name: str, *given: Any, **named: Any) -> None:
         """Look at what this loss is about to be called with."""
+        if self.over:
+            return
         place = SIGNS.get(name, 1)
         target = named.get("target", given[place] if len(given) > place else None)
         if name in SIGNS:
@@ -150,7 +161,7 @@ def _centred(scores: torch.Tensor) -> torch.Tensor:
 
 def scores_given(tensor: torch.Tensor, calls: LossCalls) -> ScoresGiven:
     """Return what the loss's functions of scores are given: a softmax of probabilities is nearly flat."""
-    found, entropies = calls.wrong[:1], list[Any]()
+    calls.over, found, entropies = True, calls.wrong[:1], list[Any]()
     counts = Counter(functions=calls.functions, softened=int(calls.softened or 0))
     unreached = [lie for node in terms_of(tensor) if (lie := _unreached(tensor, node)) is not None]
     foreign = [told for node in terms_of(tensor) if (told := _is_foreign_noise(node)) is not None]
@@ -387,9 +398,8 @@ def _is_of_one(node: Any) -> bool:
     """Return whether a softmax of the loss is over one score."""
     if node.name() == "LogSoftmaxBackward0":
         return not bool(node._saved_result.any())
-    return bool(
-        node.name() == "LogsumexpBackward0" and loss_graph.size_of(node.next_functions[0]) == node._saved_result.numel()
-    )
+    sums = node.name() == "LogsumexpBackward0"
+    return sums and bool(loss_graph.size_of(node.next_functions[0]) == node._saved_result.numel())
 
 
 def _multiplies_by_0(node: Any) -> bool:

@@ -7,7 +7,7 @@ folders as the watched run does.
 import re
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,42 +28,38 @@ NOT_TWICE = (
 NO_CHECKPOINT = "the training saves no resumable checkpoint: save_strategy, save_only_model or ignore_data_skip"
 
 
-@dataclass(frozen=True, slots=True)
-class Rehearsal:
-    """What the runs before the watched one came to."""
+Runs = dict[AttemptPurpose, Trace]
 
-    options: Options
-    """Those of the watched run: which checks they open, and why not."""
-    repeat: Trace | None = None
-    resume: Trace | None = None
 
-    def append_to(self, path: Path) -> None:
-        """Add both runs to the trace of the watched one, as its attempts. Raises TraceError."""
-        if not path.exists() or self.repeat is None:
-            return
+def append_to(path: Path, runs: Runs) -> None:
+    """Add both runs to the trace of the watched one, as its attempts. Raises TraceError."""
+    if path.exists() and runs:
         first = read(path).run.training.first_step
         with closing(TraceWriter(path)) as writer:
-            writer.write(*_attempt(AttemptPurpose.REPEAT, self.repeat, first))
-            if self.resume is not None:
-                writer.write(*_attempt(AttemptPurpose.RESUME, self.resume, first))
+            for purpose, trace in runs.items():
+                writer.write(*_attempt(purpose, trace, first))
 
 
-def rehearse(options: Options, run: Callable[[Options], int]) -> Rehearsal:
-    """Run the command's first steps out of sight, then again from a checkpoint of their middle where it keeps any."""
+def rehearse(options: Options, run: Callable[[Options], int]) -> tuple[Options, Runs]:
+    """Run the command's first steps out of sight, then again from a checkpoint of their middle where it keeps any.
+
+    Return the options of the watched run, by which checks are asked of both, or why not, and what they left.
+    """
     scratch = Path(options.folder) / SCRATCH
     again = replace(options, folder=str(scratch / "repeat"), purpose=AttemptPurpose.REPEAT.value)
     run(again)
     if (repeat := _trace(again)) is None:
-        return Rehearsal(replace(options, not_twice=opened((NOT_TWICE, Premise.REPEATED, Premise.RESUMED))))
+        return replace(options, not_twice=opened((NOT_TWICE, Premise.REPEATED, Premise.RESUMED))), {}
     steps = repeat.run.training.max_steps
     options = replace(options, repeat_steps=steps)
     done, checkpoint = _checkpoint(Path(again.folder) / OUTPUT, repeat)
     if checkpoint is None:
-        return Rehearsal(replace(options, not_twice={Premise.RESUMED: NO_CHECKPOINT}), repeat)
+        return replace(options, not_twice={Premise.RESUMED: NO_CHECKPOINT}), {AttemptPurpose.REPEAT: repeat}
     resumed = replace(options, folder=str(scratch / "resume"), purpose=AttemptPurpose.RESUME.value)
     resumed = replace(resumed, steps=steps - done, checkpoint=str(checkpoint))
     run(resumed)
-    return Rehearsal(replace(options, resume_from=done), repeat, _trace(resumed))
+    runs = {AttemptPurpose.REPEAT: repeat, AttemptPurpose.RESUME: _trace(resumed)}
+    return replace(options, resume_from=done), {purpose: trace for purpose, trace in runs.items() if trace is not None}
 
 
 def _trace(options: Options) -> Trace | None:
