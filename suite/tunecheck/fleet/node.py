@@ -17,7 +17,7 @@ from typing import Any
 import tunecheck
 from tunecheck.checks.telemetry import busy_host, samples
 from tunecheck.core.errors import SuiteError
-from tunecheck.core.evidence import TRAINING_PHASES, AttemptCause, Dataset, Evaluation, Setup, Step, Weights
+from tunecheck.core.evidence import TRAINING_PHASES, AttemptCause, Dataset, Evaluation, LayerCalls, Setup, Step, Weights
 from tunecheck.core.files import last_lines
 from tunecheck.core.helper import die_with_parent, helper_environment
 from tunecheck.core.text import human_seconds, one_line
@@ -37,7 +37,7 @@ GRACE_SECONDS = 10.0
 POLL_SECONDS = 0.2
 TAIL_LINES = 3
 STOPPED = "stopped before its end: its fleet or its job was cancelled, preempted or out of time"
-NUMERICS = ("deterministic", "tf32_matmul", "tf32_cudnn", "attention_kernel", "attention_kernel_masked")
+NUMERICS = ("deterministic", "tf32_matmul", "tf32_cudnn")
 """Numeric modes that choose other arithmetic; how long OpenMP spins, say, chooses none."""
 
 VARIABLES = ("BNB_CUDA_VERSION", "CUBLAS_WORKSPACE_CONFIG", "NVIDIA_TF32_OVERRIDE")
@@ -204,6 +204,8 @@ def kind(trace: Trace, setup: Setup, environment: dict[str, Any]) -> dict[str, s
         **{name: setup.numerics.get(name) for name in NUMERICS},
         **{name: (environment.get("environment") or {}).get(name) for name in VARIABLES},
     }
+    for calls in trace.main.all(LayerCalls):
+        held["attention_kernels"] = " ".join(calls.attention_kernels)
     for weights in trace.main.all(Weights):
         held["weights"] = weights.sha256
     for data in trace.main.all(Dataset):

@@ -10,9 +10,7 @@ from tunecheck.core.evidence import Setup
 from tunecheck.hardware.host import distribution_version
 from tunecheck.hardware.torch_facts import device_facts
 from tunecheck.models.layer_names import attention_kernel
-from tunecheck.training.load import chosen_kernel
 from tunecheck.training.restore import EXACT, products
-from tunecheck.training.session import Session
 
 LIBRARIES = ("torch", "transformers", "peft", "bitsandbytes", "accelerate", "tokenizers", "safetensors", "trl")
 """Distributions whose versions a trace names."""
@@ -55,16 +53,8 @@ def setup_of(session: Any, cap_bytes: int | None, *, declared_optimizer: str) ->
             "rounds_products": products()[session.device.type == "cpu"] not in EXACT,
             "tf32_cudnn": torch.backends.cudnn.allow_tf32,
             "deterministic": torch.are_deterministic_algorithms_enabled(),
-            **_attention_kernels(session),
         },
         versions={name: version for name in LIBRARIES if (version := distribution_version(name)) is not None},
         cuda=cuda,
         vram_cap_bytes=cap_bytes,
     )
-
-
-def _attention_kernels(session: Session) -> dict[str, Any]:
-    if session.run.training.attention != "sdpa" or not session.run.model.architecture.head_width:
-        return {}
-    shown = {"attention_kernel": False, "attention_kernel_masked": True}
-    return {name: chosen_kernel(session, session.run.data.max_length, masked=masked) for name, masked in shown.items()}

@@ -166,17 +166,6 @@ def _choose_kernels(run: Run, device: torch.device) -> tuple[str, ...]:
     return sentences
 
 
-def chosen_kernel(session: Session, tokens: int, *, masked: bool) -> str:
-    """Return the kernel that attention takes for one sequence of this length and the model's shape; "" if unknown."""
-    shapes, device = session.run.model.architecture, session.device
-    shape = 1, shapes.num_attention_heads, tokens, shapes.head_width
-    like = torch.empty(shape, device=device, dtype=session.model.dtype)
-    like.requires_grad_(True)  # which kernel is taken depends on whether a backward pass will follow
-    mask = torch.ones(1, 1, tokens, tokens, device=device, dtype=torch.bool) if masked else None
-    number = torch._fused_sdp_choice(like, like, like, mask, 0.0, not masked)
-    return {0: "math", 1: "flash", 2: "mem_efficient", 3: "cudnn", 4: "overrideable"}.get(int(number), "")
-
-
 def apply_strategy(model: Any, run: Run) -> Any:
     """Return the model with exactly the tensors of the run's strategy trainable.
 
