@@ -27,12 +27,13 @@ from sessions import session
 
 from tunecheck.cli import main
 from tunecheck.config.schema import Run, Training
+from tunecheck.core import records
 from tunecheck.core.errors import SuiteError
 from tunecheck.core.trace import encode
 from tunecheck.history.baseline import baseline_file
 from tunecheck.history.store import Store, history_file
 from tunecheck.results.stored import write_verdict
-from tunecheck.training.data import read_rows, read_texts
+from tunecheck.training.data import read_rows
 
 FACTOR = int(os.environ.get("TUNECHECK_FUZZ", "1"))
 STATUSES = {0, 1, 2, 4, 5, 6, 7}
@@ -189,7 +190,7 @@ def test_any_rows(stores, rows):
     path = next(stores).parent / "rows.jsonl"
     lines = rows if isinstance(rows, list) else [rows]
     path.write_text("".join(dumped(row) + "\n" for row in lines))
-    for reader in (lambda: read_rows(path, "train"), lambda: read_texts(path)):
+    for reader in (lambda: read_rows(path, "train"), lambda: records.read_records(path, *records.TEXT)):
         with contextlib.suppress(SuiteError):
             reader()
 

@@ -10,12 +10,13 @@ import pytest
 from tunecheck.config.source import parse
 from tunecheck.core.errors import DataError, HistoryError, SuiteError, TraceError
 from tunecheck.core.files import YAML_BYTES, parse_json
+from tunecheck.core.records import TEXT, read_records
 from tunecheck.core.trace import read
 from tunecheck.hardware.locks import OwnedLock
 from tunecheck.history.baseline import read_baseline
 from tunecheck.history.store import Store
 from tunecheck.results.stored import VERDICTS
-from tunecheck.training.data import read_rows, read_texts
+from tunecheck.training.data import read_rows
 
 READERS = {
     "a trace": (read, TraceError),
@@ -23,7 +24,7 @@ READERS = {
     "a baseline": (read_baseline, HistoryError),
     "a store": (lambda path: Store(path).entries(), HistoryError),
     "rows": (lambda path: read_rows(path, "train"), DataError),
-    "texts": (read_texts, DataError),
+    "texts": (lambda path: read_records(path, *TEXT), DataError),
     "a YAML": (lambda path: _raise(parse(path, "x").problems), SuiteError),
 }
 BOMB = "a0: &a0 [1, 2, 3, 4, 5, 6, 7, 8, 9]\n" + "".join(

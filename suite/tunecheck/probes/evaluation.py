@@ -136,17 +136,11 @@ class _Seen:
         self.forwards.append((sum(module.training for module in self._modules), torch.is_grad_enabled()))
 
     def _look(self, _module: object, _args: object, out: Any) -> None:
-        scores = _scores(out)
+        scores = out if isinstance(out, torch.Tensor) else getattr(out, "logits", None)
+        if scores is None:  # likelihoods per token, of a head that is fused with the loss and keeps no logits
+            scores = next(held for held in out.values() if held.dim() > 1)
         self.first = self.first or digest(scores)
         self.digits.append(significant_digits(scores))
-
-
-def _scores(out: Any) -> torch.Tensor:
-    """Return the logits, or the likelihoods per token of a head that is fused with the loss and keeps no logits."""
-    if isinstance(out, torch.Tensor):
-        return out
-    logits: torch.Tensor | None = getattr(out, "logits", None)
-    return logits if logits is not None else next(held for held in out.values() if held.dim() > 1)
 
 
 def _tensors(rows: Sequence[Tokens]) -> list[IdsAndLabels]:

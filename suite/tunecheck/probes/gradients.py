@@ -198,25 +198,6 @@ class _Sums:
     def add(self, name: str, part: torch.Tensor) -> None:
         self.parts[name] = self.parts[name].add_(part) if name in self.parts else part
 
-    @property
-    def least_bias(self) -> torch.Tensor | float:
-        """Norm below which the bias's gradient has cancelled."""
-        share = CANCELLED if self.dtypes == {dtype_name(torch.float32)} else CANCELLED_16BIT
-        return share * self.parts["bias_size"].norm() if "bias_size" in self.parts else 0.0
-
-    @property
-    def complete(self) -> bool:
-        """Whether every user was called as a module: one that was not computes with the weight where nothing is seen.
-
-        The chunked and fused losses do so with a head.
-        """
-        return self.called == {id(user) for user in self.users}
-
-    @property
-    def cut(self) -> bool:
-        """Whether a user of a shared weight passes it no gradient, which the other one's hides."""
-        return bool(self.arrived) and self.arrived != self.called
-
 
 class WeightGradientProbe(Probe[WeightGradient]):
     """Follows all adapters in the first steps, else some trained linears in every step, so that all have their turn.
@@ -274,14 +255,18 @@ class WeightGradientProbe(Probe[WeightGradient]):
         for name, sums in self._sums.items():
             for given in sums.inputs:
                 given.clear()
-            if sums.complete:  # else a part of its products is computed elsewhere
+            # else a part of its products is computed where nothing is seen, as chunked and fused losses do with a head
+            if sums.called == {id(user) for user in sums.users}:
                 module, errors = sums.users[-1], []  # a tied head, which may have a bias
-                for part, rows, least in (("weight", sums.rows, 0.0), ("bias", slice(None), sums.least_bias)):
+                share = CANCELLED if sums.dtypes == {dtype_name(torch.float32)} else CANCELLED_16BIT
+                least_bias = share * sums.parts["bias_size"].norm() if "bias_size" in sums.parts else 0.0
+                for part, rows, least in (("weight", sums.rows, 0.0), ("bias", slice(None), least_bias)):
                     if (wanted := sums.parts.get(part)) is not None:
                         gradient = getattr(module, part).grad
                         got = torch.zeros_like(wanted) if gradient is None else gradient[rows].float()
                         errors.append(relative_error(got, wanted / scale, least / scale))
-                errors += [math.inf] * sums.cut
+                if sums.arrived and sums.arrived != sums.called:  # of a shared weight, whose other user hides it
+                    errors.append(math.inf)
                 if errors:
                     dtypes = tuple(sorted({*sums.dtypes, dtype_name(module.weight.dtype)}))
                     found.setdefault(dtypes, {})[name] = max(errors, key=or_infinite)
@@ -337,18 +322,14 @@ def _arrived(sums: _Sums, module: Any, given: list[torch.Tensor], gradient: torc
     with torch.no_grad():
         above = gradient.detach().flatten(0, -2)
         if type(module) is torch.nn.Embedding:
-            sums.add("weight", _looked_up(sums, module, given[0].flatten(), above))
+            ids = given[0].flatten()
+            own = ids[:, None] == sums.rows  # [tokens, rows]
+            if module.padding_idx in sums.special:
+                own &= (ids != module.padding_idx)[:, None]
+            sums.add("weight", own.float().T @ above.float())
         else:
             _multiplied(sums, module, given[0].flatten(0, -2), above)
     given.clear()
-
-
-def _looked_up(sums: _Sums, module: Any, ids: torch.Tensor, above: torch.Tensor) -> torch.Tensor:
-    own = ids[:, None] == sums.rows  # [tokens, rows]
-    if module.padding_idx in sums.special:
-        own &= (ids != module.padding_idx)[:, None]
-    product: torch.Tensor = own.float().T @ above.float()
-    return product
 
 
 def _multiplied(sums: _Sums, module: Any, x: torch.Tensor, above: torch.Tensor) -> None:

@@ -33,8 +33,6 @@ FEWEST_ROWS, OF_A_ROW = 4, 64
 FEWEST_TOKENS = 8
 """Different numbers in a tensor of tokens, and its rows at least: of few kinds, as masks and segments are, nothing is
 told. Also the tokens of a target that is seen to be copied, and those at most in front of a row's beginning."""
-
-
 MOST_CLASSES, LONG_RUN = 256, 16
 """Scores of a position at most that may be letters, tags or bytes, and equal tokens in a row that no text has."""
 LAYERS = torch.nn.Linear, torch.nn.RNNBase, _ConvNd

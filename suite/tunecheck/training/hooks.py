@@ -14,7 +14,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from types import CodeType, FunctionType, ModuleType
+from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 from weakref import ref
 
@@ -245,18 +245,6 @@ _CODES = {0: _plain.__code__, 1: _decorated(nothing).__code__}
 """Code that stands in for a function's own, by the number of variables of its closure, which cannot change."""
 
 
-def _stood_in(function: Any, code: CodeType, told: Call) -> Callable[[], None]:
-    """Have this function call `told`, and return what undoes it; the function stays the object that it is."""
-    before = function.__code__, function.__kwdefaults__
-    function.__kwdefaults__ = {"_told": told}
-    function.__code__ = code.replace(co_name=function.__name__, co_filename=before[0].co_filename)
-
-    def undo() -> None:
-        function.__code__, function.__kwdefaults__ = before
-
-    return undo
-
-
 def stand_in(owner: Any, name: str, tells: Call) -> Callable[[], None]:
     """Have each call of this function go to `tells`, which gets the function first. Return what undoes it.
 
@@ -415,7 +403,14 @@ def _patch() -> None:
     unblamed(looked_up)
     skipped = frames._FrameAction.SKIP, frames._FrameAction.DEFAULT
     frames.set_code_exec_strategy(looked_up.__code__, frames._FrameExecStrategy(*skipped))
-    _REPLACED.append(_stood_in(function, code, looked_up))
+    before = function.__code__, function.__kwdefaults__
+    function.__kwdefaults__ = {"_told": looked_up}
+    function.__code__ = code.replace(co_name=function.__name__, co_filename=before[0].co_filename)
+
+    def undo() -> None:
+        function.__code__, function.__kwdefaults__ = before
+
+    _REPLACED.append(undo)
 
 
 class _Last:

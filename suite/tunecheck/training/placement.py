@@ -2,10 +2,7 @@
 
 Neither changes what is computed: FSDP2 on a single rank gathers a layer whole before it is used, and a tensor that went
 to the CPU and came back is the same bits. Imports torch; child process only.
-
-Not offered, since it does not work with torch 2.13, accelerate 1.15 and bitsandbytes 0.50: accelerate's device maps
-with a part on the CPU leave those weights on the meta device between forward passes, and they get no gradient; FSDP2
-does not know the statistics of packed 4-bit weights, attributes in Python, which would stay where they are.
+What is not offered, and why, stands in docs/fallback.md.
 """
 
 from collections.abc import Callable, Iterator

@@ -7,7 +7,7 @@ import sys
 import threading
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from itertools import chain
 from operator import is_
 from types import ModuleType, SimpleNamespace
@@ -224,22 +224,16 @@ class _Muted:
 @contextmanager
 def unprinted() -> Iterator[None]:
     """Drop what this thread prints and logs in the block: the model's own code, called again. Others do as ever."""
-    kept = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = muted = _Muted(sys.stdout), _Muted(sys.stderr)
-    handlers, own_thread = [*logging.getLogger("transformers").handlers, *logging.root.handlers], threading.get_ident()
+    own_thread = threading.get_ident()
 
     def of_another_thread(record: logging.LogRecord) -> bool:
         return record.thread != own_thread
 
-    for handler in handlers:
-        handler.addFilter(of_another_thread)
-    try:
+    with redirect_stdout(_Muted(sys.stdout)), redirect_stderr(_Muted(sys.stderr)), ExitStack() as stack:
+        for handler in (*logging.getLogger("transformers").handlers, *logging.root.handlers):
+            handler.addFilter(of_another_thread)
+            stack.callback(handler.removeFilter, of_another_thread)
         yield
-    finally:
-        for handler in handlers:
-            handler.removeFilter(of_another_thread)
-        if (sys.stdout, sys.stderr) == muted:
-            sys.stdout, sys.stderr = kept
 
 
 def without_repacking(model: Any) -> AbstractContextManager[None]:
