@@ -19,6 +19,7 @@ from tunecheck.core.premises import Premise
 from tunecheck.core.trace import read
 from tunecheck.listen.declared import described
 from tunecheck.probes import gradients
+from tunecheck.training import native
 
 UNLIKE_A_CARD = {"memory_returned"}
 """bitsandbytes' and our code tables, 512 bytes each once rounded, may be 1 % of a model of 200 KB."""
@@ -320,6 +321,31 @@ def test_probes_keep_nothing_on_the_card_while_the_training_works(tmp_path, monk
     for name in ("first step", "steady"):
         with_them, alone = (max(p.peak_allocated_bytes for p in t.all(Phase) if p.name == name) for t in (probed, bare))
         assert with_them - alone <= 0.06 * alone, f"{name}: {with_them:,} bytes, without probes {alone:,}"
+
+
+def test_pending_numbers_are_those_of_their_steps():
+    """Read in a group, in order, at full fp32 precision."""
+    logged = []
+    with fake_card():
+        pending = native.PendingSteps(type("Session", (), {"device": CUDA})(), logged.append)
+        for step in range(12):
+            pending.start()
+            pending.pause()
+            pending.resume()
+            pending.finish(
+                step=step,
+                loss=torch.tensor(1 / (step + 3)),
+                gradient_norm=torch.tensor(step / 7),
+                learning_rate=0.1,
+                supervised_tokens=1,
+                tokens=2,
+                applied=True,
+            )
+        assert len(logged) == 10
+        pending.flush()
+
+    assert [step.loss for step in logged] == [float(torch.tensor(1 / (step + 3))) for step in range(12)]
+    assert [step.gradient_norm for step in logged] == [float(torch.tensor(step / 7)) for step in range(12)]
 
 
 def test_segments_are_those_of_the_caching_allocator():

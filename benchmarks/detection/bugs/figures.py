@@ -6,12 +6,22 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.detection.bugs.bug import bug
-from benchmarks.detection.bugs.parts import change_report
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tunecheck.training.session import Session
 
 unseen = partial(bug, cohort="unseen-fourth", source="thought up, not from a thread")
+
+
+def _reported(change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Have `change` alter what the loop reports of a step."""
+    from tunecheck.training.native import PendingSteps
+
+    finish, pending = PendingSteps.finish, PendingSteps
+    vars_of: Any = pending
+    vars_of.finish = lambda self, **numbers: finish(self, **change(numbers))
 
 
 @unseen(
@@ -22,7 +32,10 @@ unseen = partial(bug, cohort="unseen-fourth", source="thought up, not from a thr
 )
 def half_the_time(session: Session) -> None:
     """Report half of each step's seconds, as a timer that runs in the last micro-batch alone."""
-    change_report(lambda numbers: numbers | {"seconds": numbers["seconds"] / 2})
+    from tunecheck.training import native, tensors
+
+    loop: Any = native
+    loop.seconds_between = lambda start, end: tensors.seconds_between(start, end) / 2
 
 
 @unseen(
@@ -39,7 +52,7 @@ def smoothed_loss(session: Session) -> None:
         past[:] = [0.9 * past[0] + 0.1 * numbers["loss"] if past else numbers["loss"]]
         return {**numbers, "loss": past[0]}
 
-    change_report(smoothed)
+    _reported(smoothed)
 
 
 @unseen(
@@ -77,4 +90,4 @@ def padding_counts(session: Session) -> None:
         return found
 
     session.batches.window = counted  # type: ignore[method-assign]
-    change_report(lambda numbers: {**numbers, "tokens": seen[0]})
+    _reported(lambda numbers: {**numbers, "tokens": seen[0]})

@@ -159,12 +159,3 @@ def on_rank(rank: int) -> Callable[[Inject], Inject]:
         return injected
 
     return only
-
-
-def change_report(change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    """Change a step's numbers by this function before the native loop reports them."""
-    from tunecheck.core.evidence import Step
-    from tunecheck.training import native
-
-    loop: Any = native
-    loop.Step = lambda **numbers: Step(**change(numbers))

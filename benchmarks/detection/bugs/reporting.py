@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.detection.bugs.bug import bug
-from benchmarks.detection.bugs.parts import change_report, change_window
+from benchmarks.detection.bugs.parts import change_window
 from tunecheck.training.data import IGNORED
 
 if TYPE_CHECKING:
@@ -14,18 +14,21 @@ if TYPE_CHECKING:
 
     import torch
 
+    from tunecheck.training import native
     from tunecheck.training.session import Session
-
-
-def _windows(session: Session) -> int:
-    """Return the micro-batches per optimizer step."""
-    return session.run.training.gradient_accumulation_steps
 
 
 @bug("X16", "The reported loss scaled", caught_by="loss_oracle")
 def scaled_reports(session: Session) -> None:
     """Multiply the reported loss by the accumulation steps; the gradient is right."""
-    change_report(lambda numbers: numbers | {"loss": numbers["loss"] * _windows(session)})
+    from tunecheck.training import native
+
+    finish, windows = native.PendingSteps.finish, session.run.training.gradient_accumulation_steps
+
+    def scaled(self: Any, **numbers: Any) -> None:
+        finish(self, **{**numbers, "loss": numbers["loss"] * windows})
+
+    native.PendingSteps.finish = scaled  # type: ignore[method-assign]
 
 
 @bug("X47", "The rate reported is not the one used", caught_by="updates_match_adamw")
@@ -55,6 +58,11 @@ def padding_in_the_throughput(session: Session) -> None:
     change_window(session, counted)
 
 
+def _windows(session: Session) -> int:
+    """Return the micro-batches per optimizer step."""
+    return session.run.training.gradient_accumulation_steps
+
+
 @bug(
     "U02",
     "Only the last micro-batch's loss is reported",
@@ -64,15 +72,32 @@ def padding_in_the_throughput(session: Session) -> None:
 )
 def last_micro_batch_reported(session: Session) -> None:
     """Log the last micro-batch's loss, scaled up, as the step's; gradients are right."""
-    inner, last = session.loss, [0.0]
+    from tunecheck.training import native
+
+    inner, finish, last = session.loss, native.PendingSteps.finish, [0.0]
 
     def loss(logits: torch.Tensor, labels: torch.Tensor, supervised_tokens: int) -> torch.Tensor:
         value = inner(logits, labels, supervised_tokens)
         last[0] = float(value.detach()) * _windows(session)
         return value
 
+    def report(self: Any, **numbers: Any) -> None:
+        finish(self, **{**numbers, "loss": numbers["loss"] * 0 + last[0]})
+
     session.loss = loss
-    change_report(lambda numbers: numbers | {"loss": last[0]})
+    native.PendingSteps.finish = report  # type: ignore[method-assign]
+
+
+def _change_report(change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Change a step's numbers by this function before they are logged."""
+    from tunecheck.training import native
+
+    finish = native.PendingSteps.finish
+
+    def changed(self: native.PendingSteps, **numbers: Any) -> None:
+        finish(self, **change(numbers))
+
+    native.PendingSteps.finish = changed  # type: ignore[method-assign]
 
 
 @bug(
@@ -84,7 +109,7 @@ def last_micro_batch_reported(session: Session) -> None:
 )
 def learning_rate_of_next_step(session: Session) -> None:
     """Log the learning rate after the scheduler's step: the next step's."""
-    change_report(lambda numbers: numbers | {"learning_rate": float(session.scheduler.get_last_lr()[0])})
+    _change_report(lambda numbers: numbers | {"learning_rate": float(session.scheduler.get_last_lr()[0])})
 
 
 @bug(
@@ -102,7 +127,7 @@ def smoothed_loss(session: Session) -> None:
         last[:] = [0.9 * last[0] + 0.1 * numbers["loss"] if last else numbers["loss"]]
         return numbers | {"loss": last[0]}
 
-    change_report(smooth)
+    _change_report(smooth)
 
 
 @bug(
@@ -124,7 +149,7 @@ def padding_in_the_logged_tokens(session: Session) -> None:
         return batches
 
     change_window(session, remember)
-    change_report(lambda numbers: numbers | {"tokens": sum(places)})
+    _change_report(lambda numbers: numbers | {"tokens": sum(places)})
 
 
 @bug(
@@ -137,6 +162,8 @@ def padding_in_the_logged_tokens(session: Session) -> None:
 )
 def last_micro_batch_counted(session: Session) -> None:
     """Report the last micro-batch's supervised tokens as the step's."""
+    from tunecheck.training import native
+
     last: list[int] = []
 
     def remember(step: int, window: Callable[[int], Any]) -> Any:
@@ -144,8 +171,13 @@ def last_micro_batch_counted(session: Session) -> None:
         last[:] = [int((batches[-1].labels[:, 1:] != IGNORED).sum())]
         return batches
 
+    finish = native.PendingSteps.finish
+
+    def changed(self: native.PendingSteps, **numbers: Any) -> None:
+        finish(self, **numbers | {"supervised_tokens": last[0]})
+
     change_window(session, remember)
-    change_report(lambda numbers: numbers | {"supervised_tokens": last[0]})
+    native.PendingSteps.finish = changed  # type: ignore[method-assign]
 
 
 @bug(
@@ -158,4 +190,11 @@ def last_micro_batch_counted(session: Session) -> None:
 )
 def seconds_of_a_micro_batch(session: Session) -> None:
     """Report the seconds of one micro-batch as the step's: tokens per second are as many times too high."""
-    change_report(lambda numbers: numbers | {"seconds": numbers["seconds"] / _windows(session)})
+    from tunecheck.training import native, tensors
+
+    between, parts = tensors.seconds_between, session.run.training.gradient_accumulation_steps
+
+    def changed(begin: Any, end: Any) -> float:
+        return between(begin, end) / parts
+
+    native.seconds_between = changed  # type: ignore[attr-defined]

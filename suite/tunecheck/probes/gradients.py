@@ -8,6 +8,7 @@ scaled, left over, added to, compressed or rounded on its way to the optimizer s
 
 import math
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
@@ -28,6 +29,9 @@ from tunecheck.training.session import Session
 from tunecheck.training.tensors import gradients_of, learning, own_parameters, undifferentiated, whole
 
 SMALLEST = torch.finfo(torch.float16).smallest_normal
+READ_EVERY = 10
+"""Steps whose norms stay on the device before they are read together: reading waits for the GPU."""
+
 TOKENS = 32
 
 ROWS, ELEMENTS = 64, PART // 16
@@ -45,6 +49,9 @@ class GradientProbe(Probe[Gradients]):
     def start(self, session: Session) -> None:
         self._trainable, self._never = learning(session.model), undifferentiated(session.model)
         self._frozen = [(name, p) for name, p in session.model.named_parameters() if not p.requires_grad]
+        self._waiting: list[Callable[..., Gradients]] = []
+        # One buffer: a tensor for each waiting step would count as one that stays alive.
+        self._norms = torch.zeros(READ_EVERY, len(self._trainable) + 2, device=session.device)
         self._left_over: tuple[str, ...] = ()
 
     def step_begin(self, session: Session, step: int, window: object) -> None:
@@ -54,29 +61,43 @@ class GradientProbe(Probe[Gradients]):
 
     def backward_end(self, session: Session, step: int) -> None:
         gradients = [whole(p).new_zeros(()) if p.grad is None else whole(p.grad) for _, p in self._trainable]
-        # read together: reading waits for a GPU
-        found = torch.stack([norm.to(session.device, torch.float32) for norm in torch._foreach_norm(gradients)])
-        norms = dict(zip((name for name, _ in self._trainable), found.tolist(), strict=True))
-        thawed = [float(whole(p.grad).norm()) for _, p in self._frozen if p.requires_grad and p.grad is not None]
-        groups = {"other": math.hypot(*thawed)} if any(thawed) else {}
-        for name, norm in norms.items():
-            groups[_group(name)] = math.hypot(groups.get(_group(name), 0.0), norm)
-        subnormal = None
+        norms = torch.stack([norm.to(self._norms) for norm in torch._foreach_norm(gradients)])
+        thawed = [whole(p.grad).norm().to(norms) for _, p in self._frozen if p.requires_grad and p.grad is not None]
+        later = torch.stack([norms.new_zeros(()), *thawed]).norm()
+        share = norms.new_full((), math.nan)
         if session.precision == "fp16":
             counts = [torch.stack([(g != 0).sum(), ((g != 0) & (g.abs() < SMALLEST)).sum()]) for g in gradients]
-            elements, small = torch.stack([count.to(session.device) for count in counts]).sum(dim=0).tolist()
-            subnormal = small / elements if elements else None
-        seen = Gradients(
+            elements, small = torch.stack([count.to(norms.device) for count in counts]).sum(dim=0)
+            share = small / elements
+        record = partial(
+            Gradients,
             step=step,
-            zero=tuple(name for name, norm in norms.items() if norm == 0 and name not in self._never),
-            nonfinite=tuple(name for name, norm in norms.items() if not math.isfinite(norm)),
             frozen_with_gradient=tuple(name for name, p in self._frozen if p.grad is not None),
-            norms=groups,
             left_over=self._left_over,
             micro_batch_tokens=tuple(batch.supervised_tokens for batch in session.window),
-            subnormal=subnormal,
         )
-        self.emit(seen)
+        self._norms[len(self._waiting)].copy_(torch.cat([norms, later[None], share[None]]))
+        self._waiting.append(record)
+        if session.device.type == "cpu" or len(self._waiting) >= READ_EVERY:
+            self._read()
+
+    def end(self, session: Session) -> None:
+        self._read()
+
+    def _read(self) -> None:
+        for record, row in zip(self._waiting, self._norms.tolist(), strict=False):
+            norms = dict(zip((name for name, _ in self._trainable), row[:-2], strict=True))
+            groups: dict[str, float] = {"other": row[-2]} if row[-2] else {}
+            for name, norm in norms.items():
+                groups[_group(name)] = math.hypot(groups.get(_group(name), 0.0), norm)
+            seen = record(
+                zero=tuple(name for name, norm in norms.items() if norm == 0 and name not in self._never),
+                nonfinite=tuple(name for name, norm in norms.items() if not math.isfinite(norm)),
+                norms=groups,
+                subnormal=None if math.isnan(row[-1]) else row[-1],
+            )
+            self.emit(seen)
+        self._waiting.clear()
 
 
 def _group(name: str) -> str:

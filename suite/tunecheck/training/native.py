@@ -1,7 +1,6 @@
 """The plain PyTorch loop: the reference that other backends are compared with. Read it from top to bottom."""
 
 import math
-import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -22,7 +21,7 @@ from tunecheck.training.load import apply_strategy, parts_of
 from tunecheck.training.placement import activations_on_cpu, as_forward, home, offload_parameters, whole_state
 from tunecheck.training.restore import model_mode
 from tunecheck.training.session import Session
-from tunecheck.training.tensors import whole
+from tunecheck.training.tensors import moment, seconds_between, whole
 
 
 def build(run: Run, folder: Path, device: torch.device) -> Session:
@@ -55,6 +54,7 @@ def adapt(base: Any, run: Run) -> Any:
 def train(session: Session, probes: Probes, steps: range, log: Callable[[Step], None]) -> None:
     """Carry out these optimizer steps, announcing each moment to the probes and logging every step in order."""
     model, optimizer, scaler, ranks = session.model, session.optimizer, session.scaler, session.ranks
+    pending = PendingSteps(session, log)
     model.train()
     for step in steps:
         if step in session.run.evaluation.at:
@@ -63,7 +63,7 @@ def train(session: Session, probes: Probes, steps: range, log: Callable[[Step], 
         supervised_tokens = ranks.total(sum(batch.supervised_tokens for batch in window))
         probes.step_begin(session, step, window)
 
-        begun = done(session.device)
+        pending.start()
         window_loss = torch.zeros((), device=session.device)
         for number, batch in enumerate(window, start=1):
             with ranks.summing(last=number == len(window)):
@@ -71,11 +71,11 @@ def train(session: Session, probes: Probes, steps: range, log: Callable[[Step], 
                 scaler.scale(loss * ranks.count).backward()  # the sum over ranks is divided by their number
             window_loss += loss.detach()
         scaler.unscale_(optimizer)
-        paused = done(session.device)
+        pending.pause()
 
         probes.backward_end(session, step)
 
-        resumed = done(session.device)
+        pending.resume()
         gradient_norm = clip_gradients(tensors_of(optimizer), session.run.training.max_grad_norm)
         learning_rate = float(optimizer.param_groups[0]["lr"])
         scale = scaler.get_scale()
@@ -85,26 +85,17 @@ def train(session: Session, probes: Probes, steps: range, log: Callable[[Step], 
         if applied:
             session.scheduler.step()
         optimizer.zero_grad(set_to_none=True)
-        seen = Step(
+        pending.finish(
             step=step,
-            loss=float(ranks.total(window_loss)),
-            gradient_norm=float(gradient_norm),
+            loss=ranks.total(window_loss),
+            gradient_norm=gradient_norm,
             learning_rate=learning_rate,
             supervised_tokens=supervised_tokens,
             tokens=ranks.total(sum(batch.tokens for batch in window)),
             applied=applied,
-            seconds=done(session.device) - resumed + paused - begun,
-            allocated_bytes=torch.cuda.memory_allocated(session.device) if session.device.type == "cuda" else None,
         )
-        log(seen)
         probes.step_end(session, step, applied)
-
-
-def done(device: torch.device) -> float:
-    """Return the time at which the device has done its work: what it is given after that is another stretch's."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
+    pending.flush()
 
 
 def forward(session: Session, batch: Batch, supervised_tokens: int) -> torch.Tensor:
@@ -220,3 +211,48 @@ def make_scheduler(optimizer: Any, training: Training) -> Any:
     warmup_steps = math.ceil(training.warmup_ratio * training.max_steps)
     name = "constant_with_warmup" if training.lr_scheduler == "constant" else training.lr_scheduler
     return get_scheduler(name, optimizer, num_warmup_steps=warmup_steps, num_training_steps=training.max_steps)
+
+
+class PendingSteps:
+    """Steps whose numbers are still on the device. Reading them waits for it, so on a GPU they are read in groups.
+
+    They wait in one buffer: a tensor for each of them would make the number of live tensors depend on how many steps
+    wait, and a healthy run of five to nine steps would seem to leak three tensors a step.
+    Time is that of the training alone: what the probes do in the middle of a step lies between `pause` and `resume`.
+    """
+
+    def __init__(self, session: Session, log: Callable[[Step], None]) -> None:
+        self._cuda = session.device.type == "cuda"
+        self._device, self._log = session.device, log
+        self._every = 10 if self._cuda else 1
+        self._marks: list[Any] = []
+        self._waiting: list[tuple[dict[str, Any], list[Any]]] = []
+        self._values = torch.zeros(self._every, 2, device=self._device)
+        """Loss and gradient norm of each waiting step."""
+
+    def start(self) -> None:
+        self._marks = [moment(self._device)]
+
+    def pause(self) -> None:
+        """Probes are about to look at the gradients."""
+        self._marks.append(moment(self._device))
+
+    resume = pause
+
+    def finish(self, *, loss: Any, gradient_norm: Any, **numbers: Any) -> None:
+        """The step is done; it is logged now or with the next group."""
+        self._marks.append(moment(self._device))
+        for place, value in zip(self._values[len(self._waiting)], (loss, gradient_norm), strict=True):
+            place.copy_(torch.as_tensor(value))
+        numbers["allocated_bytes"] = torch.cuda.memory_allocated(self._device) if self._cuda else None
+        self._waiting.append((numbers, self._marks))
+        if len(self._waiting) >= self._every:
+            self.flush()
+
+    def flush(self) -> None:
+        """Log every waiting step; waits for the device."""
+        values = self._values[: len(self._waiting)].tolist()
+        for (numbers, marks), (loss, gradient_norm) in zip(self._waiting, values, strict=True):
+            seconds = seconds_between(*marks[:2]) + seconds_between(*marks[2:])
+            self._log(Step(seconds=seconds, loss=loss, gradient_norm=gradient_norm, **numbers))
+        self._waiting.clear()
