@@ -73,18 +73,14 @@ class ShardProbe(Probe[Shard]):
         held, even, larger = Counter[str](), Counter[str](), []
         for kind, name, tensor in session.whole.parts():
             part = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-            here, share = part.numel() * tensor.element_size(), _even_share(tensor, session.exchange.count)
+            here, rows = part.numel() * tensor.element_size(), len(tensor)
+            # of the largest part when its rows are dealt out evenly, as FSDP2 does
+            share = ceil(rows / session.exchange.count) * (tensor.nbytes // rows) if rows else 0
             held[kind] += here
             even[kind] += share
             if here > share:
                 larger.append(f"{kind} of {name}")
         self.emit(Shard(step=step, held=dict(held), even=dict(even), larger=tuple(larger)))
-
-
-def _even_share(tensor: Any, ranks: int) -> int:
-    """Return the bytes of the largest part when its rows are dealt out evenly, as FSDP2 does."""
-    rows = len(tensor)
-    return ceil(rows / ranks) * (tensor.numel() // rows if rows else 0) * int(tensor.element_size())
 
 
 class PaceProbe(Probe[Joined | Pace]):

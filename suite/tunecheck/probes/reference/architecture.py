@@ -81,7 +81,15 @@ def deviations(model: Any, architecture: Architecture, calls: Calls, logits: tor
     modules = _modules(model)
     if missing := [name for name in modules if name not in calls]:
         return {f"{name} was not called": float("inf") for name in missing}, {}
-    errors, exact = found = dict[str, float](), dict[str, float]()
+    errors, exact = dict[str, float](), dict[str, float]()
+
+    def norm_of(name: str, wanted: torch.Tensor) -> torch.Tensor:
+        """Add the errors of a norm's input and output; return the output."""
+        given, out = calls[name]
+        exact[f"what {name} is given"] = _exact_error(given, wanted)
+        errors[name] = relative_error(out, normalised(given, _weight(modules[name], given).float(), architecture))
+        return out
+
     ids, hidden = calls["embedding"]
     plain = type(modules["embedding"]) is torch.nn.Embedding  # an adapter around it computes in 16 bit
     looked_up = _weight(modules["embedding"], ids)[ids].float()
@@ -90,9 +98,16 @@ def deviations(model: Any, architecture: Architecture, calls: Calls, logits: tor
         cos, sin = calls[ROTARY]
         angles = _angles(torch.arange(len(cos), device=cos.device), cos.shape[-1], architecture, cos).repeat(1, 2)
         errors[ROTARY] = relative_error(torch.cat([cos, sin]), torch.cat([angles.cos(), angles.sin()]))
-    for number in range(architecture.num_hidden_layers):
-        hidden = _layer(f"layers.{number}", modules, architecture, calls, hidden, found)
-    _norm("norm", modules, architecture, calls, hidden, found)
+    for at in (f"layers.{number}" for number in range(architecture.num_hidden_layers)):
+        q, k, v, o, gate, up, down = (calls[f"{at}.{name}"] for name in LINEARS)
+        normed = norm_of(f"{at}.input_layernorm", hidden)
+        exact |= {f"{at}: input of {s}_proj": _exact_error(x[0], normed) for s, x in zip("qkv", (q, k, v), strict=True)}
+        errors[f"{at}: attention"] = relative_error(o[0], attention(q[1], k[1], v[1], architecture))
+        normed = norm_of(f"{at}.post_attention_layernorm", calls[f"{at}.input_layernorm"][0] + o[1])
+        exact |= {f"{at}: input of {s}_proj": _exact_error(x[0], normed) for s, x in (("gate", gate), ("up", up))}
+        errors[f"{at}: gated activation"] = relative_error(down[0], gated(gate[1], up[1]))
+        hidden = calls[f"{at}.post_attention_layernorm"][0] + down[1]
+    norm_of("norm", hidden)
     given, out = calls["head"]
     exact["head's input"] = _exact_error(given, calls["norm"][1])
     ends = [0, -1]  # two positions: the whole product would cost as much as a layer
@@ -101,7 +116,7 @@ def deviations(model: Any, architecture: Architecture, calls: Calls, logits: tor
         wanted = torch.cat([given[ends] @ rows.float().T for rows in torch.split(weight, HEAD_ROWS)], dim=-1)
     errors["head"] = relative_error(out[ends], wanted)
     exact["logits"] = _exact_error(logits[0].float(), out)
-    return found
+    return errors, exact
 
 
 def head_error(model: Any, calls: Calls) -> dict[str, float]:
@@ -261,37 +276,6 @@ def _modules(model: Any) -> dict[str, Any]:
         for name in ("input_layernorm", "post_attention_layernorm", *LINEARS):
             found[f"layers.{number}.{name}"] = layer.get_submodule(name)
     return found
-
-
-def _layer(
-    at: str, modules: dict[str, Any], architecture: Architecture, calls: Calls, hidden: torch.Tensor, found: Deviations
-) -> torch.Tensor:
-    """Add the errors of one layer's relations; returns the hidden states that it hands on."""
-    errors, exact = found
-    normed = _norm(f"{at}.input_layernorm", modules, architecture, calls, hidden, found)
-    q, k, v, o = (calls[f"{at}.self_attn.{side}_proj"] for side in "qkvo")
-    for side, (given, _) in zip("qkv", (q, k, v), strict=True):
-        exact[f"{at}: input of {side}_proj"] = _exact_error(given, normed)
-    errors[f"{at}: attention"] = relative_error(o[0], attention(q[1], k[1], v[1], architecture))
-    middle = calls[f"{at}.input_layernorm"][0] + o[1]
-    normed = _norm(f"{at}.post_attention_layernorm", modules, architecture, calls, middle, found)
-    gate, up, down = (calls[f"{at}.mlp.{part}_proj"] for part in ("gate", "up", "down"))
-    for part, (given, _) in zip(("gate", "up"), (gate, up), strict=True):
-        exact[f"{at}: input of {part}_proj"] = _exact_error(given, normed)
-    errors[f"{at}: gated activation"] = relative_error(down[0], gated(gate[1], up[1]))
-    handed_on: torch.Tensor = calls[f"{at}.post_attention_layernorm"][0] + down[1]
-    return handed_on
-
-
-def _norm(
-    name: str, modules: dict[str, Any], architecture: Architecture, calls: Calls, wanted: torch.Tensor, to: Deviations
-) -> torch.Tensor:
-    """Add the errors of a norm's input and output; returns the output."""
-    given, out = calls[name]
-    errors, exact = to
-    exact[f"what {name} is given"] = _exact_error(given, wanted)
-    errors[name] = relative_error(out, normalised(given, _weight(modules[name], given).float(), architecture))
-    return out
 
 
 def _weight(module: Any, beside: torch.Tensor) -> torch.Tensor:

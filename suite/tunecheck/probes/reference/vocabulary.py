@@ -3,7 +3,7 @@
 import json
 import math
 import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -76,18 +76,12 @@ def base_tokens_of(model: Any, tokenizer: Any, folder: Path, tokens: Iterable[in
     base = str(getattr(model.config, "_name_or_path", "") or "")
     if not hasattr(tokenizer, "convert_ids_to_tokens") or (named and named in (base, str(folder))):
         return None
-    own, is_bases = pieces_of(folder), _rows_of_base(model, folder)
-    if not own or is_bases is None:
+    own, unchanged = pieces_of(folder), _rows_of_base(model, folder, sorted({*tokens})[:MOST_TOKENS])
+    if not own or unchanged is None:
         return None
-    known, other, example = 0, 0, ""
-    for token in sorted({*tokens})[:MOST_TOKENS]:
-        piece = tokenizer.convert_ids_to_tokens(token)
-        if piece in own and is_bases(token):
-            known += 1
-            if own[piece] != token:
-                other += 1
-                example = example or f"{piece!r} is {token} in the rows, and {own[piece]} to the base"
-    return BaseTokens(tokens=known, other=other, example=example)
+    known = [(token, piece) for token in unchanged if (piece := tokenizer.convert_ids_to_tokens(token)) in own]
+    other = [f"{piece!r} is {t} in the rows, and {own[piece]} to the base" for t, piece in known if own[piece] != t]
+    return BaseTokens(tokens=len(known), other=len(other), example=next(iter(other), ""))
 
 
 def pieces_of(folder: Path) -> dict[str, int]:
@@ -104,24 +98,18 @@ def vocabulary_size(folder: Path) -> float:
     return max(pieces_of(folder).values(), default=math.inf) + 1
 
 
-def _rows_of_base(model: Any, folder: Path) -> Callable[[int], bool] | None:
-    """Return what tells whether a token's row of the embedding is the file's.
+def _rows_of_base(model: Any, folder: Path, tokens: Iterable[int]) -> list[int] | None:
+    """Return those of these tokens whose row of the embedding is the file's.
 
     None where the file has no tensor of the embedding's name, or of another width.
     """
     table: Any = getattr(model.get_input_embeddings(), "weight", None)
     named = next((file_name(name) for name, p in model.named_parameters() if p is table), None)
-    if named is None:
-        return None
     file = WeightFile(folder)
     # some models' files leave out the name of the part that holds the layers
-    held = next((name for name in file.names if name == named or named.endswith(f".{name}")), None)
+    own = (name for name in file.names if named is not None and (name == named or named.endswith(f".{name}")))
+    held = next(own, None)
     if held is None or len(file.shape(held)) != 2 or file.shape(held)[1] != table.shape[1]:
         return None
-
-    def is_bases(token: int) -> bool:
-        if token >= min(len(table), file.shape(held)[0]):
-            return False
-        return torch.equal(file.rows(held, token, token + 1)[0].to(table.dtype), table[token].detach().cpu())
-
-    return is_bases
+    known = (token for token in tokens if token < min(len(table), file.shape(held)[0]))
+    return [t for t in known if torch.equal(file.rows(held, t, t + 1)[0].to(table.dtype), table[t].detach().cpu())]
