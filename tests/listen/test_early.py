@@ -14,7 +14,7 @@ from tunecheck.cli import main
 from tunecheck.core import evidence as e
 from tunecheck.core.trace import encode, read
 from tunecheck.listen import launch
-from tunecheck.listen.launch import Early
+from tunecheck.listen.launch import once_over
 from tunecheck.listen.options import trace_file
 from tunecheck.results.rejudge import judged_again
 
@@ -143,7 +143,7 @@ def window_over(folder, rank):
 def test_all_processes_are_waited_for(tmp_path, at_once):
     """Then they are judged as one training; the traces themselves are left alone."""
     told = []
-    look = Early(window_over(tmp_path, 0), lambda folder: told.append(read(folder / "watch-train.jsonl"))).look
+    look = once_over(window_over(tmp_path, 0), lambda folder: told.append(read(folder / "watch-train.jsonl")))
     look()
     assert told == []
 
@@ -166,12 +166,12 @@ def test_a_training_that_has_ended_is_left_to_the_verdict_at_the_end(tmp_path, a
         whole, _, _ = file.read_bytes().rpartition(b"\n")
         ended = e.AttemptEnd(outcome=e.AttemptOutcome.FINISHED, detail="", seconds=1.0)
         file.write_bytes(whole + b"\n" + encode(ended).encode() + b"\n")
-    Early(options, told.append).look()
+    once_over(options, told.append)()
     assert told == []
 
 
 def test_a_window_that_goes_on_tells_nothing(tmp_path, at_once):
     """Nor does a training that was not heard at all."""
     options = heard(tmp_path, 0, processes=1)
-    Early(options, pytest.fail).look()
-    Early(replace(options, name="other"), pytest.fail).look()
+    once_over(options, pytest.fail)()
+    once_over(replace(options, name="other"), pytest.fail)()

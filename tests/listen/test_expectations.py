@@ -137,9 +137,9 @@ def test_what_is_not_as_expected_fails(tmp_path):
 def test_every_check_is_explained_once():
     """Before a training, and of a trace."""
     trace = with_run(healthy(), premises=opened({"schedule_known": "a loop declares no schedule"}))
-    for groups in (beforehand(), afterwards(trace)):
-        assert sorted(name for group in groups for name in group.checks) == sorted(CHECKS)
-        assert all(len(line) <= 80 for line in lines(groups, 80))
+    for told in (beforehand(), afterwards(trace)):
+        assert sorted(name for names in told.values() for name in names) == sorted(CHECKS)
+        assert all(len(line) <= 80 for line in lines(told, 80))
     told = "\n".join(lines(afterwards(trace), 200))
 
     assert (

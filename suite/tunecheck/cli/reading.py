@@ -134,9 +134,9 @@ def _explain(options: argparse.Namespace) -> None:
         raise ConfigError([f"{unknown}; `tunecheck explain` lists all"])
     traces = _traces(Path(options.what)) if options.what else []
     explained = {str(file): afterwards(read(file)) for file in traces} or {"": beforehand()}
-    if not as_json(options, [{"trace": name, "groups": groups} for name, groups in explained.items()]):
-        for groups in explained.values():
-            print(printable("\n".join(lines(groups, shutil.get_terminal_size().columns))))
+    if not as_json(options, [{"trace": name, "checks": told} for name, told in explained.items()]):
+        for told in explained.values():
+            print(printable("\n".join(lines(told, shutil.get_terminal_size().columns))))
 
 
 def _judge(options: argparse.Namespace) -> int:

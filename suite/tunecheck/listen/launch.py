@@ -63,11 +63,11 @@ def watch(
             (folder / HEARD).unlink(missing_ok=True)  # by which no process prints the interrupt that ends it
             kept.update((file.name, file.read_bytes()) for file in traces)
 
-    first = Early(options, tell)
+    look_early = once_over(options, tell)
 
     def look() -> bool:
         with contextlib.suppress(Exception):  # the answer at the end says what is wrong
-            first.look()
+            look_early()
         return bool(kept)
 
     status = _run(command, asked, look=look)
@@ -247,37 +247,31 @@ def _ended(trace: bytes) -> bytes:
     return trace.rpartition(b"\n")[0] + b"\n" + encode(end).encode() + b"\n"
 
 
-class Early:
-    """Looks, now and then, whether the window of the first training is over in all of its processes."""
+def once_over(options: Options, tell: Callable[[Path], None]) -> Callable[[], None]:
+    """Return what looks whether the window of the first training has been over for a moment in all its processes.
 
-    def __init__(self, options: Options, tell: Callable[[Path], None]) -> None:
-        """Call `tell` once, with a folder that holds the traces so far; it is removed afterwards."""
-        self._options, self._tell = options, tell
-        self._over_since = 0.0
-        self._told = False
+    It then calls `tell`, once, with a folder that holds the traces so far, and that is removed afterwards.
+    """
+    since, told = 0.0, False
 
-    def look(self) -> None:
-        """Tell, where the window has been over for a moment."""
-        if self._told or not (traces := self._traces()):
+    def look() -> None:
+        nonlocal since, told
+        files = [] if told else _traces_of(options, 1)
+        traces = {file.name: file.read_bytes() for file in files}
+        over = bool(traces) and all(map(_is_over, traces.values()))
+        if not over or read(files[0]).header.environment.get("processes", 1) != len(files):
             return
-        now = time.monotonic()
-        self._over_since = self._over_since or now
-        if now - self._over_since < SETTLED_SECONDS:
+        since = since or time.monotonic()
+        if time.monotonic() - since < SETTLED_SECONDS:
             return
-        self._told = True
+        told = True
         with TemporaryDirectory(prefix="tunecheck-early-") as folder:
             for name, trace in traces.items():
                 (Path(folder) / name).write_bytes(_ended(trace))
-            merge_ranks(replace(self._options, folder=folder))
-            self._tell(Path(folder))
+            merge_ranks(replace(options, folder=folder))
+            tell(Path(folder))
 
-    def _traces(self) -> dict[str, bytes]:
-        """Return each process's trace of the first training by file; {} before all windows end, or after one ended."""
-        files = _traces_of(self._options, 1)
-        traces = {file.name: file.read_bytes() for file in files}
-        if not traces or not all(map(_is_over, traces.values())):
-            return {}
-        return traces if read(files[0]).header.environment.get("processes", 1) == len(files) else {}
+    return look
 
 
 def _traces_of(options: Options, number: int) -> list[Path]:

@@ -127,8 +127,7 @@ def of_adapters(model: Any, run: Any, adapters: Adapters) -> Iterator[Reason]:
         yield "AdaLoRA sets singular values to 0 after a step", Premise.TRAINED_UNWRITTEN, Premise.UPDATE_RULE_KNOWN
     if run.lora is not None:
         if getattr(config, "target_parameters", None):
-            why = "tunecheck does not enumerate the adapters of LoraConfig.target_parameters"
-            yield why, Premise.ADAPTERS_ENUMERATED
+            yield "tunecheck does not enumerate adapters of LoraConfig.target_parameters", Premise.ADAPTERS_ENUMERATED
         if not isinstance(init, bool):
             why = f"LoraConfig.init_lora_weights = {init!r} selects another initialisation"
             yield why, Premise.ADAPTERS_FRESH
