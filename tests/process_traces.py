@@ -43,5 +43,4 @@ def heard(folder, rank, *, rows=None, dataset_rows=12, processes=2, end=None, al
         *also,
         end or main.end,
     )
-    writer.close()
     return options

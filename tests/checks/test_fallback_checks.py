@@ -344,7 +344,6 @@ def test_under_require_gpu_no_run_is_green_that_a_cpu_has_done(tmp_path, refused
     writer.write(FALLEN.header)
     for attempt in FALLEN.attempts:
         writer.write(attempt.start, *attempt.records, attempt.end)
-    writer.close()
     rows = Rows(folder=tmp_path, too_small=refused)
     rows.add(name, Finding(check="finite", status=Status.PASSED))
 

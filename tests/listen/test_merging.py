@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from contextlib import closing
 
 import pytest
 from process_traces import ROWS, heard
@@ -29,8 +28,7 @@ def merged(folder, **second):
 def append(trace, record):
     """Write this record behind the end of a trace, as an attempt of its own, as a listener does."""
     end = e.AttemptEnd(outcome=e.AttemptOutcome.FINISHED, detail="", seconds=1.0)
-    with closing(TraceWriter(trace)) as writer:
-        writer.write(e.AttemptStart(purpose=e.AttemptPurpose.READ_BACK, device="cpu"), record, end)
+    TraceWriter(trace).write(e.AttemptStart(purpose=e.AttemptPurpose.READ_BACK, device="cpu"), record, end)
 
 
 def test_two_processes_are_one_training(tmp_path):

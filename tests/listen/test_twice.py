@@ -27,7 +27,6 @@ def written(options, *, first_step=0, loss=1.0):
         records.append(dataclasses.replace(step, step=step.step - done, loss=step.loss * loss))
     writer = TraceWriter(trace_file(options, 1, 0))
     writer.write(trace.header, trace.main.start, *records, trace.main.end)
-    writer.close()
 
 
 def rehearsed(tmp_path, *, checkpoints=(3, 6), began=0, loss=1.0):

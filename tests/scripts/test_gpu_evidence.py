@@ -230,7 +230,6 @@ def session(folder, *attempts, on_gpu=True):
     )
     for attempt in attempts:
         trained(writer, **attempt, on_gpu=on_gpu)
-    writer.close()
 
 
 def predicted_mib(monkeypatch, tables, size):

@@ -278,7 +278,7 @@ class TraceWriter:
     """Append records to a trace file, making its folder; each line has left this process when `write` returns."""
 
     def __init__(self, path: Path, rank: int = 0) -> None:
-        self.path, self._rank, self._closed = path, rank, False
+        self.path, self._rank = path, rank
         try:
             path.parent.mkdir(0o700, parents=True, exist_ok=True)
             path.open("ab").close()
@@ -286,12 +286,9 @@ class TraceWriter:
             why = f"cannot be written: {error.strerror}"
             raise TraceError(f"{path}: {why}; name another folder for the reports") from error
 
-    def write(self, *records: evidence.Record, rank: int | None = None) -> None:
-        """Append these records, a line each, in one write, as the writer's rank or as this one's.
-
-        Raises TraceError when the disk refuses them.
-        """
-        lines = "".join(encode(record, self._rank if rank is None else rank) + "\n" for record in records)
+    def write(self, *records: evidence.Record) -> None:
+        """Append these records, a line each, in one write. Raises TraceError when the disk refuses them."""
+        lines = "".join(encode(record, self._rank) + "\n" for record in records)
         self._append(lines.encode("utf-8", "backslashreplace"))
 
     def append(self, path: Path) -> None:
@@ -305,13 +302,7 @@ class TraceWriter:
         if self.path.read_bytes()[-1:] not in (b"", b"\n"):
             self._append(b"\n")
 
-    def close(self) -> None:
-        """Have further writes raise ValueError."""
-        self._closed = True
-
     def _append(self, data: bytes) -> None:
-        if self._closed:
-            raise ValueError(f"{self.path}: the trace was closed")
         try:
             # a handle that is kept would be another file's, once a script has closed all; a buffer fails at the close
             with self.path.open("ab", buffering=0) as file:

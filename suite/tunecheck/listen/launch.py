@@ -300,15 +300,16 @@ def _merge(files: list[Path], traces: list[Trace]) -> None:
     run = {**first.header.run, "parallel": {"processes": len(traces)}, "features": features}
     beside = files[0].with_suffix(".merged")
     beside.unlink(missing_ok=True)
-    with contextlib.closing(TraceWriter(beside)) as whole:
-        whole.write(replace(first.header, run=run), first.main.start, *first.main.records, *_files_written_later(first))
-        for rank, trace in enumerate(traces[1:], start=1):
-            known = trace.run.premises.items()
-            left_open = {premise: told.where for premise, told in known if told.source is Source.OPEN}
-            whole.write(PremisesOpen(reasons=left_open), *trace.main.records, *_files_written_later(trace), rank=rank)
-        whole.write(*filter(None, [first.main.end]))
-        for saved in first.attempts[1:]:  # by the first process alone
-            whole.write(saved.start, *saved.records, *filter(None, [saved.end]))
+    whole = TraceWriter(beside)
+    whole.write(replace(first.header, run=run), first.main.start, *first.main.records, *_files_written_later(first))
+    for rank, trace in enumerate(traces[1:], start=1):
+        known = trace.run.premises.items()
+        left_open = {premise: told.where for premise, told in known if told.source is Source.OPEN}
+        own = PremisesOpen(reasons=left_open), *trace.main.records, *_files_written_later(trace)
+        TraceWriter(beside, rank).write(*own)
+    whole.write(*filter(None, [first.main.end]))
+    for saved in first.attempts[1:]:  # by the first process alone
+        whole.write(saved.start, *saved.records, *filter(None, [saved.end]))
     beside.replace(files[0])
     for file in files[1:]:
         file.unlink()

@@ -11,7 +11,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Self
 
 import torch
@@ -232,8 +232,7 @@ class Listener:
     def _append_added(self) -> None:
         added, self._added = self._added, []
         if added and self.own:
-            with closing(TraceWriter(self.path)) as writer:
-                writer.write(*added)
+            TraceWriter(self.path).write(*added)
 
     def left_open(self, reasons: Mapping[Premise, str]) -> None:
         """Have these premises open, for these reasons, which only the course of the training told."""
@@ -328,7 +327,6 @@ class Listener:
             self.tried(lambda: self._write_header(dict(UNKNOWN), ""))
         self.tried(lambda: self.emit(evidence.AttemptEnd(**end._asdict(), seconds=seconds)))
         if self._writer is not None:
-            self.tried(self._writer.close)
             self.tried(self._append_added)
         self._writer = self._session = None
 

@@ -6,7 +6,6 @@ folders as the watched run does.
 
 import re
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,9 +34,8 @@ def append_to(path: Path, runs: Runs) -> None:
     """Add both runs to the trace of the watched one, as its attempts. Raises TraceError."""
     if path.exists() and runs:
         first = read(path).run.training.first_step
-        with closing(TraceWriter(path)) as writer:
-            for purpose, trace in runs.items():
-                writer.write(*_attempt(purpose, trace, first))
+        for purpose, trace in runs.items():
+            TraceWriter(path).write(*_attempt(purpose, trace, first))
 
 
 def rehearse(options: Options, run: Callable[[Options], int]) -> tuple[Options, Runs]:

@@ -5,7 +5,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -63,10 +63,10 @@ class Runner(Frozen):
         """
         path = self.folder / f"{run.stem}.jsonl"
         described = {**run.model_dump(mode="json"), "features": sorted(run.features)}
-        with closing(TraceWriter(path)) as writer:
-            writer.write(header_of(described, run.fingerprint, self.environment))
-            with scratch_folder() as scratch:
-                self._attempts(run, writer, scratch)
+        writer = TraceWriter(path)
+        writer.write(header_of(described, run.fingerprint, self.environment))
+        with scratch_folder() as scratch:
+            self._attempts(run, writer, scratch)
         return read(path)
 
     def _attempts(self, run: Run, writer: TraceWriter, scratch: Path) -> None:

@@ -122,18 +122,18 @@ def carry_out(request: Request, progress: Callable[[Step], None], rank: int = 0)
         card = resolve_device("cuda")
         require_card(card, request.cards)
         cap_bytes = cap_memory(card, request.vram_cap_bytes)
-    with closing(TraceWriter(request.trace, rank)) as writer:
-        tensors, size = _live(device)
-        if request.purpose == "read back":
-            writer.write(read_back.read(run, request.folder, request.saved, device, resolve_precision(run, device)))
-            return
-        if request.purpose == "merge":
-            writer.write(read_back.merged(_session(request, device), request.saved))
-            return
-        held = _train(request, device, cap_bytes, writer, progress)
-        _let_go(device)
-        tensors_after, size_after = _live(device)
-        writer.write(Released(tensors=tensors_after - tensors, bytes=size_after - size, session_bytes=held - size))
+    writer = TraceWriter(request.trace, rank)
+    tensors, size = _live(device)
+    if request.purpose == "read back":
+        writer.write(read_back.read(run, request.folder, request.saved, device, resolve_precision(run, device)))
+        return
+    if request.purpose == "merge":
+        writer.write(read_back.merged(_session(request, device), request.saved))
+        return
+    held = _train(request, device, cap_bytes, writer, progress)
+    _let_go(device)
+    tensors_after, size_after = _live(device)
+    writer.write(Released(tensors=tensors_after - tensors, bytes=size_after - size, session_bytes=held - size))
 
 
 def _be_deterministic() -> None:

@@ -121,7 +121,7 @@ def merge_traces(request: Request, writer: TraceWriter, seen: Sequence[Sequence[
     for rank in range(1, request.run.processes):
         writer.append(rank_trace(request, rank))
     for rank, records in enumerate(seen):
-        writer.write(*records, rank=rank)
+        TraceWriter(writer.path, rank).write(*records)
     for file in request.checkpoint.parent.glob("rank-*"):
         file.unlink()
 
