@@ -7,6 +7,7 @@ import re
 from collections import Counter
 
 import pytest
+import torch
 
 from tunecheck import assets
 from tunecheck.config import find_run, load_data, load_run
@@ -14,12 +15,12 @@ from tunecheck.core.errors import ConfigError, DataError, WeightsDamaged
 from tunecheck.training.data import (
     ALPACA,
     IGNORED,
+    Batch,
     Batches,
     Row,
     Tokens,
     blocks,
     collate,
-    digest,
     encode,
     order,
     prompt_ids,
@@ -297,10 +298,14 @@ def test_a_window_comes_again_only_when_it_is_asked_again(tmp_path, tokenizer):
 
 def test_a_digest_sees_tokens_and_labels():
     """Wrong labels under the right tokens are another batch."""
-    assert digest([[1, 2]], [[IGNORED, 2]]) == digest([[1, 2]], [[IGNORED, 2]])
-    assert digest([[1, 2]], [[IGNORED, 2]]) != digest([[1, 2]], [[1, 2]])
-    assert digest([[1, 2]], [[IGNORED, 2]]) != digest([[1, 3]], [[IGNORED, 2]])
-    assert len(digest([], [])) == 12
+
+    def digest(ids, labels):
+        return Batch.of(torch.tensor([ids]), torch.tensor([labels]), torch.ones(1, 2)).digest
+
+    assert digest([1, 2], [IGNORED, 2]) == digest([1, 2], [IGNORED, 2])
+    assert digest([1, 2], [IGNORED, 2]) != digest([1, 2], [1, 2])
+    assert digest([1, 2], [IGNORED, 2]) != digest([1, 3], [IGNORED, 2])
+    assert len(digest([1, 2], [1, 2])) == 12
 
 
 def test_the_canary_takes_the_first_place_of_every_micro_batch(tmp_path, tokenizer):

@@ -28,7 +28,6 @@ from tunecheck.training.tensors import whole
 
 ROWS_SOUGHT = 24
 """Rows of a tensor that are looked for under the file's other names."""
-COLUMNS_COMPARED = 8
 
 SHORT = (1, 17)
 """Tokens of a forward pass of generation: one with a cache, a short prompt without."""
@@ -125,11 +124,9 @@ def _has_rows(matrix: torch.Tensor, weights: WeightFile, names: Sequence[str]) -
     for name in names:
         if sought:
             rows = weights.tensor(name).to(matrix.dtype).reshape(-1, matrix.shape[-1])
-            columns = torch.linspace(0, matrix.shape[-1] - 1, min(COLUMNS_COMPARED, matrix.shape[-1])).long()
-            for row in tuple(sought):  # a few columns tell which rows to compare whole
-                alike = (rows[:, columns] == row[columns]).all(-1).nonzero().flatten()
-                if any(torch.equal(row, rows[at]) for at in alike.tolist()):
-                    sought = [other for other in sought if other is not row]
+            # the first number tells which rows to compare whole
+            alike = [rows[rows[:, 0] == row[0]] for row in sought]
+            sought = [row for row, others in zip(sought, alike, strict=True) if not (others == row).all(-1).any()]
     return bool(names) and not sought
 
 

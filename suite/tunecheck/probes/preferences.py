@@ -44,16 +44,12 @@ class PreferenceProbe(Probe[PreferencesLearned]):
         """Such rows, by whether their advantage is positive."""
         self._cancelled = list[bool]()
         """Of each step that raises rows and lowers rows, whether they are the same."""
-
         self._late = list[bool]()
         """Of pairs of a raised and a lowered row, whether the first tokens in which they differ are not learned."""
 
     def step_begin(self, session: Session, step: int, window: object) -> None:
         self._passes: dict[int, list[torch.Tensor]] = {}
-        """Number of the function behind the scores of each pass of this step to the factors of its rows in the loss.
-
-        A loss may join those of several passes.
-        """
+        """Number of the function behind the scores of each pass of this step to the factors of its rows in a loss."""
         self._weighed: defaultdict[int, list[tuple[float, bool | None]]] = defaultdict(list)
         """Factors of the rows of this step's passes, by their place in the loss, and which way each row is pulled."""
         self._pulled = defaultdict[int, tuple[list[Digest], list[Digest]]](lambda: ([], []))

@@ -108,12 +108,8 @@ class Batch:
     @property
     def digest(self) -> str:
         """Digest of token ids and labels, or of the other content, 12 hex digits."""
-        return self.content or digest(self.input_ids.tolist(), self.labels.tolist())
-
-
-def digest(input_ids: Any, labels: Any) -> str:
-    """Digest of nested lists of token ids and labels, 12 hex digits."""
-    return hashlib.sha256(json.dumps([input_ids, labels]).encode()).hexdigest()[:12]
+        tokens = json.dumps([self.input_ids.tolist(), self.labels.tolist()])
+        return self.content or hashlib.sha256(tokens.encode()).hexdigest()[:12]
 
 
 @lru_cache(maxsize=2)  # a step lies in one epoch, or in two: a large set is not shuffled again for every row

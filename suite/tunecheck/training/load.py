@@ -129,17 +129,12 @@ def _lack_of_memory_is_told() -> AbstractContextManager[Any]:
 
 
 def apply_workarounds(model: Any, device: torch.device, run: Run) -> tuple[str, ...]:
-    """Work round known library bugs on this model; returns a sentence for each that was needed.
-
-    cuDNN attention: see `_choose_kernels`. TF32, which an environment may set: limits of fp32 cannot hold.
-
-    bitsandbytes 0.50 on CPUs with AVX512-BF16: the first forward in eval mode repacks every Linear4bit for inference
-    and nothing packs it back, after which no adapter gets a gradient and merging destroys the model.
-    """
+    """Work round known library bugs on this model; return a sentence for each that was needed."""
     sentences = _choose_kernels(run, device)
     if torch.get_float32_matmul_precision() != "highest":  # TORCH_ALLOW_TF32_CUBLAS_OVERRIDE of NVIDIA's images
         torch.set_float32_matmul_precision("highest")
         sentences += ("TF32 was on for products of fp32 matrices, and is switched off: it keeps 10 bits of 23",)
+    # see `without_repacking`; nothing packs the weights back, so that merging would destroy the model, too
     repacking = [module for module in model.modules() if device.type == "cpu" and getattr(module, REPACKS, False)]
     for module in repacking:
         setattr(module, REPACKS, False)

@@ -63,7 +63,6 @@ class Session:
     replay: Callable[[], float] | None = None
     """The trainer's own passes over the present window, once more: its loss, the gradients added to the parameters'.
     None where they cannot be made again."""
-
     answers_named: Callable[..., tuple[Callable[[str], bool | None], str] | None] | None = None
     """What finds the answers that the data call better and worse, as listen.named_answers does; None where nothing can.
     """

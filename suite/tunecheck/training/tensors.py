@@ -17,11 +17,10 @@ def whole(tensor: Any) -> torch.Tensor:
 
     On one rank that is the part here, and no copy. A sparse tensor, as the gradient of a table may be, is made dense.
     """
-    if not hasattr(tensor, "to_local"):
-        plain: torch.Tensor = tensor if tensor.layout is torch.strided else tensor.to_dense()
-        return plain
-    gathered: torch.Tensor = tensor.to_local() if tensor.device_mesh.size() == 1 else tensor.full_tensor()
-    return gathered
+    if hasattr(tensor, "to_local"):
+        tensor = tensor.to_local() if tensor.device_mesh.size() == 1 else tensor.full_tensor()
+    found: torch.Tensor = tensor if tensor.layout is torch.strided else tensor.to_dense()
+    return found
 
 
 def moment(device: torch.device) -> Any:
