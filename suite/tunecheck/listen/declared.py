@@ -373,13 +373,6 @@ def session_of(
         tokenizer=tokenizer,
         batches=rows,
         optimizer=optimizer,
-        loss=_not_ours,
-        evaluate=_not_ours,
-        merge=_not_ours,
         answers_named=answers_named,
         **{"save_adapter": lambda own, folder: own.model.save_pretrained(str(folder)), **others},
     )
-
-
-def _not_ours(*_: Any) -> Any:
-    raise Unsupported("a watched training has no such function")

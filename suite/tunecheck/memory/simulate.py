@@ -28,7 +28,7 @@ from tunecheck.probes.reference.four_bit import is_packed, statistics
 from tunecheck.training import native, placement
 from tunecheck.training.data import Batch
 from tunecheck.training.hooks import tensors_of
-from tunecheck.training.load import DTYPES, merge
+from tunecheck.training.load import DTYPES
 from tunecheck.training.placement import home
 from tunecheck.training.restore import having
 from tunecheck.training.session import Session
@@ -199,7 +199,6 @@ def build(run: Run) -> Session:
         loss=native.token_weighted_loss,
         evaluate=native.evaluate,
         save_adapter=native.save_adapter,
-        merge=merge,
     )
 
 

@@ -9,10 +9,15 @@ from typing import Any
 import torch
 
 from tunecheck.config.schema import Run
+from tunecheck.core.errors import Unsupported
 from tunecheck.models.layer_names import decoder_of
 from tunecheck.training.data import Batch, Batches, Tokens
 from tunecheck.training.ranks import Exchange, Ranks
 from tunecheck.training.tensors import WholeModel
+
+
+def _lacking(*_: Any) -> Any:
+    raise Unsupported("a watched training has no such function")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -34,14 +39,15 @@ class Session:
     """The micro-batches of the present step, as `Probe.step_begin` has them."""
     optimizer: Any
     scheduler: Any = None
+    """torch's schedule of the rate; None where the backend keeps its own."""
     scaler: Any = None
     """torch.amp.GradScaler, which does nothing unless the precision is fp16; None where the backend keeps its own."""
-    loss: Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
-    """(logits, labels, supervised tokens of the window) -> this micro-batch's share of the window's mean loss."""
-    evaluate: "Callable[[Session, Sequence[Tokens], int], tuple[float, int]]"
+    loss: Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor] = _lacking
+    """(logits, labels, supervised tokens of a window) -> a micro-batch's share of the mean loss, in the native loop."""
+    evaluate: "Callable[[Session, Sequence[Tokens], int], tuple[float, int]]" = _lacking
     """(session, rows, batch size) -> mean negative log-likelihood per supervised token, and their number."""
     save_adapter: "Callable[[Session, Path], None]"
-    merge: "Callable[[Session, Path], Any]"
+    merge: "Callable[[Session, Path], Any]" = _lacking
     """(session, folder of a saved adapter) -> the base with that adapter in its weights; the session is used up."""
     ranks: Ranks = field(default_factory=Ranks)
     """The processes of this training, as its loop uses them; one where the backend says nothing."""

@@ -45,10 +45,7 @@ A = TypeVar("A", bound=TrainingArguments)
 
 
 def build(run: Run, folder: Path, device: torch.device) -> Session:
-    """A session ready for its first step: weights loaded, adapters added, the Trainer made and its optimizer too.
-
-    The schedule is made when the training begins, which is when the Trainer makes it.
-    """
+    """A session ready for its first step: weights loaded, adapters added, the Trainer made and its optimizer too."""
     return session_around(trainer_of, run, folder, device)
 
 
@@ -71,10 +68,6 @@ def session_around(
     return Session(
         **parts,
         optimizer=trainer.create_optimizer(),
-        # the model's own, which the Trainer's compute_loss asks for it with the window's number of tokens
-        loss=lambda logits, labels, tokens: model.loss_function(
-            logits=logits, labels=labels, vocab_size=logits.shape[-1], num_items_in_batch=tokens
-        ),
         evaluate=partial(evaluate, as_dataset=as_dataset),
         save_adapter=save_adapter,
         trainer=trainer,
@@ -212,10 +205,6 @@ class Listener(TrainerCallback):
 
     def samples_read(self, read: tuple[Any, Any], *_: Any) -> None:
         self._samples = read[0]
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """The Trainer has made its schedule."""
-        self._session.scheduler = kwargs["lr_scheduler"]
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """A window has been read and is about to be trained on."""
