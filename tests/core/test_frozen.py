@@ -1,6 +1,6 @@
 """Frozen records: equal by class and values, as a dataclass of their own would make them."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from tunecheck.core.frozen import Frozen
 
@@ -30,13 +30,3 @@ def test_records_are_equal_by_class_and_values() -> None:
 def test_a_record_tells_its_class_and_fields() -> None:
     """As it would be written."""
     assert repr(Place(x=1, name="here")) == "Place(x=1, y=0, name='here')"
-
-
-def test_a_decorator_besides_is_obeyed() -> None:
-    """A check of another package may have one."""
-
-    @dataclass(frozen=True, kw_only=True)
-    class Decorated(Point):
-        z: int
-
-    assert Decorated(x=1, z=2) == Decorated(x=1, z=2) != Decorated(x=1, z=3)

@@ -14,21 +14,17 @@ class Status(StrEnum):
 
     PASSED = "passed"
     FAILED = "failed"
-    SUSPECTED = "suspected"
-    """Outside of its limit, in a way that some trainings mean."""
-    IGNORED = "ignored"
-    """Failed or suspected, and the user says why that is meant."""
+    SUSPECTED = "suspected"  # Outside of its limit, in a way that some trainings mean.
+    IGNORED = "ignored"  # Failed or suspected, and the user says why that is meant.
     UNJUDGED = "unjudged"
 
 
 class Domain(StrEnum):
     """What a failure is attributed to."""
 
-    WORKLOAD = "workload"
-    """Model, data, trainer or libraries."""
+    WORKLOAD = "workload"  # Model, data, trainer or libraries.
     HARDWARE = "hardware"
-    ENVIRONMENT = "environment"
-    """Other processes on the GPU or the CPU, heat, power."""
+    ENVIRONMENT = "environment"  # Other processes on the GPU or the CPU, heat, power.
     UNKNOWN = "unknown"
 
 

@@ -80,26 +80,20 @@ class Premise(StrEnum):
     FILES_WRITTEN_HERE = auto()  # This process saves the files.
     REPEATED = auto()  # The training ran a second time.
     RESUMED = auto()  # The training was resumed from a checkpoint of itself.
-    STEP_DECLARED = auto()
-    """A trainer defines the step: its modes, its micro-batches, and what writes to gradients and weights within it."""
+    STEP_DECLARED = auto()  # A trainer defines the step: modes, micro-batches, what writes to gradients and weights.
     GRADIENTS_UNEDITED = auto()  # Between backward and optimizer only clipping and unscaling write to the gradients.
     WEIGHTS_STILL = auto()  # The weights are the same in all passes of a step.
-    MEAN_DECLARED = auto()
-    """A step's loss is declared as the mean over all its tokens, not as a mean of its micro-batches' means."""
+    MEAN_DECLARED = auto()  # A step's loss is declared as the mean over its tokens, not of its micro-batches' means.
     SETTINGS_DECLARED = auto()  # Rates, decays and betas are declared beside the optimizer's own groups.
     OPTIMIZER_OF_TRAINED = auto()  # The optimizer is made of the trained tensors alone, and has no steps behind it.
     STEPS_DECLARED = auto()  # The number of steps is declared, and nothing ends the training before.
-    EVERY_STEP_LEARNS = auto()
-    """The loss of every step has a gradient, and the steps together change what the model computes."""
-    GRADIENT_DUE = auto()
-    """Some step that was looked at has a gradient other than zero, or the objective must give it one."""
+    EVERY_STEP_LEARNS = auto()  # Every step's loss has a gradient, and all together change what the model computes.
+    GRADIENT_DUE = auto()  # Some step that was looked at has a gradient, or the objective must give it one.
     ONE_CALL_PER_BATCH = auto()  # The loss calls the model once for each micro-batch.
     AVERAGED_EACH_STEP = auto()  # The ranks train one model, and average its gradients in every step.
     SEED_DECLARED = auto()  # One seed is declared for all that is drawn.
-    SAVING_DECLARED = auto()
-    """It is declared how adapters are saved: by all ranks together, with the base's folder, in their own dtype."""
-    STATE_DECLARED = auto()
-    """All that may keep tensors is known: no module counts in its buffers, no copy of the weights is kept."""
+    SAVING_DECLARED = auto()  # How adapters are saved: by all ranks, with the base's folder, in their own dtype.
+    STATE_DECLARED = auto()  # What may keep tensors is known: no module counts in buffers, no weights are copied.
     PRODUCTS_KNOWN = auto()  # Every trained weight belongs to a module with a known product.
     MERGED = auto()  # The adapters are merged after the training.
     INTENT_DECLARED = auto()  # Whoever wrote the training says what it means: a broken convention is a mistake.

@@ -11,30 +11,21 @@ class AttemptPurpose(StrEnum):
     """What a child process was started for."""
 
     TRAIN = "train"
-    REPEAT = "repeat"
-    """The same run again in a fresh process."""
-    RESUME = "resume"
-    """The rest of the run from the checkpoint of its middle."""
-    RESCALE = "rescale"
-    """The same by another number of processes."""
-    COMPARE = "compare"
-    """A memory variant of the run, for a few steps."""
-    FALLBACK_STEP = "fallback step"
-    """A step of the fallback chain, for a few optimizer steps."""
-    REFERENCE = "reference"
-    """A run that begins on the CPU, after a fallback to it."""
-    READ_BACK = "read back"
-    """Load what was saved, without the trainer."""
-    MERGE = "merge"
-    """Merge the saved adapter into the base."""
+    REPEAT = "repeat"  # The same run again in a fresh process.
+    RESUME = "resume"  # The rest of the run from the checkpoint of its middle.
+    RESCALE = "rescale"  # The same by another number of processes.
+    COMPARE = "compare"  # A memory variant of the run, for a few steps.
+    FALLBACK_STEP = "fallback step"  # A step of the fallback chain, for a few optimizer steps.
+    REFERENCE = "reference"  # A run that begins on the CPU, after a fallback to it.
+    READ_BACK = "read back"  # Load what was saved, without the trainer.
+    MERGE = "merge"  # Merge the saved adapter into the base.
 
 
 class AttemptReason(StrEnum):
     """Why an attempt was made."""
 
     REQUESTED = "requested"
-    OUT_OF_MEMORY = "out of memory on the GPU"
-    """The attempt before it ran out of memory."""
+    OUT_OF_MEMORY = "out of memory on the GPU"  # The attempt before it ran out of memory.
 
 
 class AttemptOutcome(StrEnum):
@@ -46,36 +37,27 @@ class AttemptOutcome(StrEnum):
     CRASHED = "crashed"
     HUNG = "hung"
     INTERRUPTED = "interrupted"
-    UNAVAILABLE = "unavailable"
-    """Weights or data were not found."""
+    UNAVAILABLE = "unavailable"  # Weights or data were not found.
     MISCONFIGURED = "misconfigured"
-    CUT_OFF = "cut_off"
-    """The session was killed, so that no end was written: in reports, never in a trace."""
+    CUT_OFF = "cut_off"  # The session was killed, so that no end was written: in reports, never in a trace.
 
 
 class AttemptCause(StrEnum):
     """What ended an attempt, as far as it was seen from outside; results/domain.py attributes it."""
 
-    ERROR = "error"
-    """An exception of the training code or of a library."""
-    KILLED = "killed"
-    """SIGKILL or SIGTERM: sent by another process or by the kernel."""
-    SIGNAL = "signal"
-    """Any other signal: an illegal access, an abort."""
-    EXIT = "exit"
-    """The process ended by itself without a word."""
+    ERROR = "error"  # An exception of the training code or of a library.
+    KILLED = "killed"  # SIGKILL or SIGTERM: sent by another process or by the kernel.
+    SIGNAL = "signal"  # Any other signal: an illegal access, an abort.
+    EXIT = "exit"  # The process ended by itself without a word.
     DEADLINE = "deadline"
-    START = "start"
-    """The process could not be started, or what starts it died."""
-    LIBRARIES = "libraries"
-    """A library that trains cannot be imported."""
+    START = "start"  # The process could not be started, or what starts it died.
+    LIBRARIES = "libraries"  # A library that trains cannot be imported.
     DISK_FULL = "disk full"
     HOST_MEMORY = "host memory"
     GPU_MEMORY = "GPU memory"
     GPU_ERROR = "GPU error"
     """An error of CUDA after which the process can use the GPU no more, and that a program or the GPU can cause."""
-    NO_GPU = "no GPU"
-    """The driver lists a GPU that torch does not see."""
+    NO_GPU = "no GPU"  # The driver lists a GPU that torch does not see.
 
 
 def outcome_words(outcome: str) -> str:

@@ -37,11 +37,9 @@ class TrainingState(Record):
     modules_in_eval: tuple[str, ...] = ()
     """Modules in eval mode at one of them."""
     adapters_disabled: tuple[str, ...] = ()
-    """Adapted layers whose adapters are disabled."""
     adapters_inactive: tuple[str, ...] = ()
     """Adapted layers whose active adapters are others than the trained one."""
     adapters_merged: tuple[str, ...] = ()
-    """Adapted layers whose adapter is merged into the base."""
     frozen: tuple[str, ...] = ()
     """Tensors of the expected trainable set that do not require a gradient, or do not exist."""
     unfrozen: tuple[str, ...] = ()

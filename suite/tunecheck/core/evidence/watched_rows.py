@@ -29,9 +29,7 @@ class RowRead(Frozen):
     tokens: int
     """Without padding, as its mask says."""
     last: int
-    """The last one of them."""
     different: int = 2
-    """How many different ones there are."""
 
 
 class TextsCut(Record):
