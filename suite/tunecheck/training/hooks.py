@@ -313,20 +313,17 @@ class _Entry(NamedTuple):
         return self.call(module, args, kwargs, *result) if self.with_kwargs else self.call(module, args, *result)
 
 
-class _Hooked:
+class _Hooked(NamedTuple):
     """What is called before and after the forward of one module."""
 
-    __slots__ = ("after", "before", "module")
-
-    def __init__(self, module: Any) -> None:
-        self.module = nothing if module is None else ref(module)
-        self.before: dict[int, _Entry] = {}
-        self.after: dict[int, _Entry] = {}
+    module: Callable[[], Any]
+    before: dict[int, _Entry]
+    after: dict[int, _Entry]
 
 
 _HOOKED: dict[int, _Hooked] = {}
 """Address of a module to what is hooked of it; that of None to what is called before every module's forward."""
-_UNHOOKED = _Hooked(None)
+_UNHOOKED = _Hooked(nothing, {}, {})
 """Stands for what is hooked of a module of which nothing is."""
 _REPLACED: list[Callable[[], None]] = []
 """Puts torch's own code of a module's call back, while ours is in its place."""
@@ -341,7 +338,7 @@ def _hook(module: Any, when: str, call: Call, with_kwargs: bool = False, always:
     """Enter a call into the table and return what takes it out again."""
     address, number = id(module), next(_NUMBERS)
     if (hooked := _hooked_of(module)) is _UNHOOKED:
-        hooked = _HOOKED[address] = _Hooked(module)
+        hooked = _HOOKED[address] = _Hooked(nothing if module is None else ref(module), {}, {})
     entries: dict[int, _Entry] = getattr(hooked, when)
     entries[number] = _Entry(call, with_kwargs, always)
     _patch()
@@ -413,14 +410,8 @@ def _patch() -> None:
     _REPLACED.append(undo)
 
 
-class _Last:
+class _Last(functools.partial[Any]):
     """The last hook of a module. In a copy of the module that an earlier one makes or saves it does nothing."""
-
-    def __init__(self, call: Call) -> None:
-        self._call = call
-
-    def __call__(self, *given: Any) -> Any:
-        return self._call(*given)
 
     def __reduce__(self) -> tuple[Call, tuple[object, str]]:
         return getattr, (nullcontext(), "__exit__")

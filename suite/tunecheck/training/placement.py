@@ -42,9 +42,8 @@ def offload_parameters(model: Any, device: torch.device) -> None:
 
 def as_forward(model: Any, function: Callable[[], torch.Tensor]) -> torch.Tensor:
     """What the function returns, which calls parts of the model; for FSDP2 that is one forward pass of the whole."""
-    gathered = getattr(model, "as_forward", None)
-    result: torch.Tensor = function() if gathered is None else gathered(function)
-    return result
+    gathered: Callable[[Any], torch.Tensor] = getattr(model, "as_forward", lambda plain: plain())
+    return gathered(function)
 
 
 def activations_on_cpu(model: Any) -> AbstractContextManager[None]:

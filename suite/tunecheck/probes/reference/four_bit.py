@@ -61,25 +61,22 @@ def unpack(parameter: Any, first: int, last: int) -> torch.Tensor:
     return (values(parameter, first, last).view(-1, block) * sizes[:, None]).flatten()
 
 
-def matrix(weight: Any) -> torch.Tensor:
-    """A linear's matrix in fp32, a packed one taken apart by our own arithmetic."""
-    if not is_packed(weight):
-        plain: torch.Tensor = weight.detach().float()
-        return plain
-    rows, columns = weight.quant_state.shape
-    return unpack(weight, 0, rows * columns).view(rows, columns)
+def matrix(weight: Any, first: int = 0, last: int | None = None) -> torch.Tensor:
+    """Rows of a linear's matrix in fp32, all of them by default; a packed one's taken apart by our own arithmetic."""
+    if is_packed(weight):
+        rows, columns = weight.quant_state.shape
+        return unpack(weight, first * columns, (rows if last is None else last) * columns).view(-1, columns)
+    plain: torch.Tensor = weight.detach()[first:last].float()
+    return plain
 
 
 def some_rows(weight: Any) -> tuple[list[range], torch.Tensor]:
     """Rows at the start, the middle and the end of a linear's matrix, and these rows in fp32."""
-    rows, columns = weight.quant_state.shape if is_packed(weight) else weight.shape
+    rows = (weight.quant_state if is_packed(weight) else weight).shape[0]
     last = max(0, rows - ROWS_COMPARED)
     firsts = sorted({0, last // 2 // ROWS_COMPARED * ROWS_COMPARED, last})
     taken = [range(first, min(first + ROWS_COMPARED, rows)) for first in firsts]
-    if not is_packed(weight):
-        return taken, torch.cat([weight.detach()[part.start : part.stop].float() for part in taken])
-    parts = [unpack(weight, part.start * columns, part.stop * columns) for part in taken]
-    return taken, torch.cat(parts).view(-1, columns)
+    return taken, torch.cat([matrix(weight, part.start, part.stop) for part in taken])
 
 
 def scales(parameter: Any, first: int = 0, last: int | None = None) -> torch.Tensor:
