@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 from itertools import chain, repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from tunecheck.core.check import holding
 from tunecheck.core.evidence import DataSplit, TokensReplaced, Window
@@ -19,9 +21,6 @@ from tunecheck.training.data import IGNORED, Batch, Tokens
 from tunecheck.training.events import Probe
 from tunecheck.training.load import load_tokenizer
 from tunecheck.training.session import Session
-
-if TYPE_CHECKING:
-    import torch
 
 AUDIT_ALL_BELOW, AUDIT_EVERY = 100, 10
 """Reading a batch back waits for the GPU, so a long run is audited in full at first and then every tenth step."""

@@ -1,7 +1,7 @@
 """Weights on disk to a model on the device, quantised as the run asks. Imports torch; training child only."""
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -12,7 +12,6 @@ from tunecheck.config.compatibility import config_error
 from tunecheck.config.schema import Run
 from tunecheck.core.errors import BrokenRules, GpuUnusable, Unsupported, WeightsDamaged
 from tunecheck.core.known_bugs import CUDNN_ATTENTION, cudnn_attention_gives_nan
-from tunecheck.core.out_of_memory import ran_out
 from tunecheck.core.text import one_line
 from tunecheck.strategies import STRATEGIES
 from tunecheck.strategies.mixed_precision import measure_magnitudes
@@ -79,7 +78,7 @@ def load_base(run: Run, folder: Path, device: torch.device, precision: str) -> A
     A base that learns, in whole or in part, has fp32 weights whatever the precision: updates below half a bf16 ulp
     would be lost. Raises what torch raises when memory runs out.
     """
-    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig, core_model_loading
 
     options: dict[str, Any] = {}
     if run.quantization is not None:
@@ -89,7 +88,9 @@ def load_base(run: Run, folder: Path, device: torch.device, precision: str) -> A
             bnb_4bit_use_double_quant=run.quantization.double_quant,
             bnb_4bit_compute_dtype=DTYPES[precision],
         )
-    with _lack_of_memory_is_told():
+    # transformers 5 would note an error of a conversion, lack of memory too, go on, and raise one in the end that does
+    # not name it: to the fallback chain that would be a failure, not a reason for its next step
+    with mock.patch.object(core_model_loading, "log_conversion_errors", return_value=nullcontext()):
         model = AutoModelForCausalLM.from_pretrained(
             folder,
             dtype=torch.float32 if run.trains_base else DTYPES[precision],
@@ -103,29 +104,6 @@ def load_base(run: Run, folder: Path, device: torch.device, precision: str) -> A
     model.requires_grad_(False)
     model.config.use_cache = False
     return model
-
-
-def _lack_of_memory_is_told() -> AbstractContextManager[Any]:
-    """In the block, memory that runs out while a weight is packed is raised as what it is.
-
-    transformers 5 notes every error of a conversion, goes on with the next weight, and raises a RuntimeError at the end
-    that names none of them: to the fallback chain that would be a failure, not a reason for its next step.
-    """
-    from transformers import core_model_loading
-
-    noting = core_model_loading.log_conversion_errors
-
-    @contextmanager
-    def passing(*args: Any, **kwargs: Any) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:
-            if ran_out(error):
-                raise
-            with noting(*args, **kwargs):
-                raise
-
-    return mock.patch.object(core_model_loading, "log_conversion_errors", passing)
 
 
 def apply_workarounds(model: Any, device: torch.device, run: Run) -> tuple[str, ...]:
