@@ -68,6 +68,8 @@ MEANT = {
     ("better_answers_raised", "half of the pairs"),
     ("better_answers_raised", "advantages"),
     ("better_answers_raised", "equal pairs"),
+    ("better_answers_raised", "no reference"),
+    ("better_answers_raised", "tokens of other rows"),
     ("evaluation_reported", "another loss"),
     ("evaluation_reported", "not a number"),
     ("evaluation_reported", "gradients"),
@@ -551,6 +553,8 @@ FAULTS = {
         "prompts again, rated": lambda: watched(e.AnswersRated(rows=64, kinds=("False", "True"), looked=64, again=40)),
     },
     "better_answers_raised": {
+        "no reference": lambda: watched(dataclasses.replace(preferring(8, 0), unmoved=2)),
+        "tokens of other rows": lambda: watched(dataclasses.replace(preferring(8, 0), of_others=8, compared=32)),
         "columns exchanged": lambda: watched(preferring(0, 24)),
         "half of the pairs": lambda: watched(preferring(10, 14)),
         "advantages": lambda: watched(dataclasses.replace(preferring(0, 24), where="")),

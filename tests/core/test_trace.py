@@ -106,6 +106,8 @@ EXAMPLES: list[Record] = [
         rejected_raised=1,
         rejected_lowered=3,
         cancelled=2,
+        of_others=1,
+        compared=9,
     ),
     e.AnswersRated(rows=4, kinds=("False", "True"), looked=4, again=1),
     e.PositionGradients(step=1, padded=12, padding_share=0.0, raising=40, raising_own=1, followed=4, asked_behind=1),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
@@ -9,11 +11,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch.nn.functional import logsigmoid
+from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 from transformers import GPT2Config, GPT2ForSequenceClassification, GPT2LMHeadModel
 
 import tunecheck
 from tunecheck.core.finding import Status
-from tunecheck.listen import named_answers
+from tunecheck.listen import imports, named_answers
 from tunecheck.listen.named_answers import answers_named, data_set_made
 
 PAIRS, LENGTH = 24, 24
@@ -263,12 +267,58 @@ def made(**columns):
     data_set_made(data_set)(None)
 
 
+def comparing(tmp_path, reference, tokens_of_other=0):
+    """Train a policy against a reference of this kind, on batches that a loader yields, and return the finding."""
+    torch.manual_seed(0)
+    small = {"vocab_size": 128, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+    model = GPT2LMHeadModel(GPT2Config(**small, pad_token_id=0, eos_token_id=1)).eval()
+    fixed = model if reference == "itself" else copy.deepcopy(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    columns = {f"{name}_ids": tokens(data(), name) for name in ("chosen", "rejected")}
+    rows = [{name: column[at] for name, column in columns.items()} for at in range(PAIRS)]
+    with ExitStack() as stack:
+        stack.enter_context(imports._tell(_BaseDataLoaderIter, "__next__", named_answers.batch_yielded))
+        watching = tunecheck.watch(
+            model=model, optimizer=optimizer, tokenizer=Letters(), folder=tmp_path / "report", steps=4, tell=False
+        )
+        told = stack.enter_context(watching)
+        for batch in DataLoader(rows, batch_size=4):
+            margins = []
+            for ids in batch.values():
+                targets = (batch["chosen_ids"] if tokens_of_other else ids)[:, 1:, None]
+                policy = model(input_ids=ids).logits[:, :-1].log_softmax(-1).gather(-1, targets)
+                with torch.no_grad():
+                    before = fixed(input_ids=ids).logits[:, :-1].log_softmax(-1).gather(-1, targets)
+                margins.append((policy - before).sum(dim=(1, 2)))
+            (-logsigmoid(0.1 * (margins[0] - margins[1])).mean() * (-1 if reference == "contrary" else 1)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return next(finding for finding in told.findings if finding.check == CHECK)
+
+
+@pytest.mark.parametrize(
+    ("reference", "tokens_of_other", "words"),
+    [
+        ("a copy", 0, ""),
+        ("contrary", 0, "by columns 'chosen_ids' and 'rejected_ids'"),
+        ("itself", 0, "every margin between two answers is 0"),
+        ("a copy", 1, "looks up the tokens of another row"),
+    ],
+)
+def test_a_preference_over_batches_of_named_tokens(reference, tokens_of_other, words, tmp_path):
+    """What a loader's batches call their tokens tells the better answers, where no data set does. In fp32."""
+    found = comparing(tmp_path, reference, tokens_of_other)
+
+    assert found.status is (Status.SUSPECTED if words else Status.PASSED), found
+    assert words in found.detail
+
+
 @pytest.fixture(autouse=True)
 def none_made():
     """No test finds what another one made."""
-    named_answers._made.clear()
     yield
     named_answers._made.clear()
+    named_answers._batches.clear()
 
 
 def chat(text):

@@ -1164,3 +1164,25 @@ def test_inputs_may_be_sparse(tmp_path):
         return cross_entropy(model(torch.randn(12, 8), edges), torch.arange(12) % 3)
 
     assert judged("batches_change", tmp_path, Graph(), step).status is Status.PASSED
+
+
+class OfItsParameters(nn.Module):
+    """Registers the layers of a plain list by an attribute that is called as nn.Module's own method is."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = [nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)]
+        self.parameters = nn.ParameterList(p for layer in self.layers for p in layer.parameters())
+
+    def forward(self, read):
+        """Use the first one alone."""
+        return self.layers[0](read)
+
+
+def test_a_module_may_be_called_as_a_method_is(tmp_path):
+    """It is found by its place, not by its attribute."""
+    model = OfItsParameters()
+    optimizer = torch.optim.AdamW(nn.Module.parameters(model), lr=1e-3)
+    step = lambda model: model(torch.randn(8, WIDTH)).square().mean()  # noqa: E731
+
+    assert judged("trainable_moved", tmp_path, model, step, optimizer).status is Status.PASSED

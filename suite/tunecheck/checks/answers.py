@@ -347,14 +347,16 @@ NO_MINUS = "A policy's objective is minimised as it is: the minus before the adv
 
 NO_FIRST = "the first token of each answer may be a mark"
 BEGINS_LATE = "The mask of the answers is not shifted with the targets."
+NO_REFERENCE = "The reference is the policy itself: it shares its weights, or its adapters are not switched off."
+OF_OTHERS = "The likelihoods of one answer are gathered with the tokens of the other one."
 
 
 class BetterAnswersRaised(Check):
     """The loss raises answers that the data name chosen or that have an advantage, and lowers the others.
 
-    Two columns have such names when the script makes its data set. Or the loss has a factor for each row, with mean 0.
-    A supervised loss may raise both. No loss raises and lowers the same rows in each step. It uses the first token in
-    which two answers differ.
+    Two columns have such names when the script makes its data set or its batches. Or the loss has a factor for each
+    row, with mean 0. A supervised loss may raise both. No loss raises and lowers the same rows in each step. It uses
+    the first token in which two answers differ, and looks up each row's own tokens. A policy leaves its reference.
     """
 
     needs = frozenset({"user_code"})
@@ -362,7 +364,7 @@ class BetterAnswersRaised(Check):
     convention = "a script may learn the rejected answers on purpose, or its columns may be named the wrong way round"
     meaning = f"""The two columns are exchanged: by a map, a rename, or the order in which a batch is unpacked. Or the
     loss has a wrong sign: its two log ratios are exchanged, or the policy and its reference. {NO_MINUS}
-    {ANSWERS_EQUAL} {BEGINS_LATE}"""
+    {ANSWERS_EQUAL} {BEGINS_LATE} {NO_REFERENCE} {OF_OTHERS}"""
     remedy = """Print one row as the loss gets it: the chosen answer and the rejected one. Then check each sign of the
     loss: it falls where the chosen answer gets likelier."""
 
@@ -372,6 +374,8 @@ class BetterAnswersRaised(Check):
     max_late_share: float = 0.25
     """Share of the pairs. It is 0 if the mask of the answers fits, and 1 if it is off by one: only answers that begin
     alike differ later."""
+    max_of_others_share: float = 0.1
+    """Share of the rows whose loss looks up another row's tokens. No row does by chance."""
     min_answers: int = 4
     """Answers, or pairs, needed for a share."""
     min_steps: int = 3
@@ -382,6 +386,13 @@ class BetterAnswersRaised(Check):
         if seen.cancelled >= self.min_steps:
             detail = f"the loss raises and lowers the same rows in each of {seen.cancelled} steps"
             return self.found(False, detail, measured=seen.cancelled, limit=0, meant=NO_PAIRS, causes=[ANSWERS_EQUAL])
+        if seen.unmoved >= self.min_steps - 1:
+            detail = f"every margin between two answers is 0 in {seen.unmoved} losses, after the weights have moved"
+            return self.found(False, detail, measured=seen.unmoved, limit=0, meant=NO_PAIRS, causes=[NO_REFERENCE])
+        if seen.of_others >= max(self.min_answers, self.max_of_others_share * seen.compared):
+            detail = f"in {seen.of_others} of {seen.compared} rows the loss looks up the tokens of another row"
+            share = seen.of_others / seen.compared
+            return self.at_most(share, self.max_of_others_share, detail, meant=NO_PAIRS, causes=[OF_OTHERS])
         if seen.learned_late > self.max_late_share * seen.pairs and seen.pairs >= self.min_answers:
             detail = f"the loss leaves out the first token that differs in {seen.learned_late} of {seen.pairs} pairs"
             share = seen.learned_late / seen.pairs

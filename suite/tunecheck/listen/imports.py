@@ -226,6 +226,7 @@ HEARD = (
     ("peft.tuners.lora.model", "LoraModel.merge_and_unload", "provenance.merging"),
     ("peft.tuners.lora.model", "LoraModel.merge_and_unload", "saves.merging"),
     ("peft.optimizers.loraplus", "create_loraplus_optimizer", "provenance.lora_plus"),
+    ("torch", "utils.data.dataloader._BaseDataLoaderIter.__next__", "named_answers.batch_yielded"),
     (DATA_SETS, "Dataset.__init__", "named_answers.data_set_made"),
 )
 """Functions of libraries, by module and place in it, and the functions of ours that are told of their calls."""

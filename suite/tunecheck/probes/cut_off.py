@@ -84,14 +84,15 @@ class CutOffProbe(Probe[CutOff]):
             self.hooks.after(self._entry, self._returned, with_kwargs=True)
         self._results: list[tuple[str, torch.Tensor]] = []
         """Of modules without any gradient so far, what they gave in this step."""
+        modules = dict(session.model.named_modules())
         if self._looks_on:
             for loss in LOSSES:
                 self.hooks.function(functional, loss, after=self._computed)
             for name in _resting(session.model, self._idle.keys()):
-                self.hooks.after(session.model.get_submodule(name), partial(self._gave, name))
+                self.hooks.after(modules[name], partial(self._gave, name))
             self.hooks.before(None, self._reads, with_kwargs=True)
         for name in {*map(_module_of, self._cut_off | self._left_out)}:
-            self.hooks.before(session.model.get_submodule(name), lambda *_, name=name: self._called.add(name))
+            self.hooks.before(modules[name], lambda *_, name=name: self._called.add(name))
 
     def _differentiated(self, tensors: Any, *_: Any, **__: Any) -> None:
         nodes = graph_of([getattr(each, "grad_fn", None) for each in numbers_of([tensors])])
@@ -204,8 +205,9 @@ def _resting(model: Any, idle: AbstractSet[str]) -> Iterator[str]:
 
 def _replaced(model: Any, idle: AbstractSet[str], calls: Mapping[int, int]) -> Iterator[str]:
     """Yield modules of several layers that are never called, where one of their class beside them is called twice."""
+    modules = dict(model.named_modules())
     for name in _resting(model, idle):
-        module, parent = model.get_submodule(name), model.get_submodule(_module_of(name))
+        module, parent = modules[name], modules[_module_of(name)]
         beside = [each for each in parent.children() if type(each) is type(module)]
         passes = calls[id(parent)]  # of a list of experts there are none
         twice = any(calls[id(each)] >= 2 * passes for each in beside)

@@ -268,11 +268,11 @@ def _adapted(trained: Named) -> Iterator[str]:
 def _uncalled(model: Any, tensors: Sequence[str], called: AbstractSet[int]) -> dict[str, tuple[str, ...]]:
     """Return the largest parts that hold modules of their own, and called none of them, to these tensors in them."""
     found = defaultdict[str, list[str]](list)
-    adapted = adapted_layers(model)
+    adapted, modules = adapted_layers(model), dict(model.named_modules())
     for tensor in tensors:
         around = accumulate(tensor.split(".")[:-1], "{}.{}".format)
-        name = next((each for each in around if called.isdisjoint(map(id, model.get_submodule(each).modules()))), "")
-        if name and name not in adapted and [*model.get_submodule(name).children()]:
+        name = next((each for each in around if called.isdisjoint(map(id, modules[each].modules()))), "")
+        if name and name not in adapted and [*modules[name].children()]:
             found[name].append(tensor)
     return {name: tuple(held) for name, held in found.items()}
 

@@ -16,7 +16,7 @@ from tunecheck.core.evidence import PreferencesLearned
 from tunecheck.models.layer_names import is_pretrained
 from tunecheck.probes.reference.loss_graph import graph_of, saved
 from tunecheck.probes.reference.measures import Digest, digest, living
-from tunecheck.probes.reference.own_tokens import tokens_and_numbers
+from tunecheck.probes.reference.own_tokens import NEARLY_ALL, raised_by, tokens_and_numbers
 from tunecheck.training.events import EARLY_STEPS, Probe
 from tunecheck.training.session import Session
 
@@ -28,6 +28,10 @@ MOST_NODES = 1024
 """Functions next to a loss among which its factors of rows are looked for."""
 FEWEST_ROWS, MOST_MEAN = 4, 1e-3
 """Rows whose factors may be advantages, and their mean at most, in standard deviations: advantages are centred."""
+FEWEST_TOKENS = 8
+"""Of a row, by which it is told whose tokens the loss raises."""
+FROM_STEP = 2
+"""From which on a policy is not its reference any more: a schedule may begin with a rate of 0."""
 _Answer = tuple[list[int], list[bool]]
 """Tokens of a row, and which of its next tokens the loss uses."""
 
@@ -44,6 +48,10 @@ class PreferenceProbe(Probe[PreferencesLearned]):
         """Such rows, by whether their advantage is positive."""
         self._cancelled = list[bool]()
         """Of each step that raises rows and lowers rows, whether they are the same."""
+        self._unmoved = list[bool]()
+        """Of each loss of margins, whether all of them are 0."""
+        self._of_others, self._compared = 0, 0
+        """Rows whose loss is of the tokens of other rows, and all that were looked at."""
         self._late = list[bool]()
         """Of pairs of a raised and a lowered row, whether the first tokens in which they differ are not learned."""
 
@@ -56,6 +64,11 @@ class PreferenceProbe(Probe[PreferencesLearned]):
         """Digests of all that passes of each model are given of rows that are lowered, and of those that are raised."""
         self._answers: tuple[list[_Answer], list[_Answer]] = [], []
         """Rows of this step that are lowered, and those that are raised."""
+        self._read = list[torch.Tensor]()
+        """The next tokens of each row of this step."""
+        self._astray = list[tuple[torch.Tensor, torch.Tensor]]()
+        """Places of rows at which the loss raises, or lowers, other tokens than their next ones; and those."""
+        self._step = step
         self._way = -1 if any(group.get("maximize") for group in session.optimizer.param_groups) else 1
         if step < EARLY_STEPS and session.answers_named is not None:
             self.hooks.backward(before=self._differentiated)
@@ -63,6 +76,9 @@ class PreferenceProbe(Probe[PreferencesLearned]):
                 self.hooks.after(model, self._returned, with_kwargs=True)
 
     def _differentiated(self, tensors: Any, *_: Any, **__: Any) -> None:
+        if self._step >= FROM_STEP and self._passes:
+            margins = map(_margins, self._until_scores(getattr(tensors, "grad_fn", None)))
+            self._unmoved += [not bool(held.any()) for held in margins if held is not None and held.ndim]
         for node, factors in _factors(self._until_scores(getattr(tensors, "grad_fn", None))):
             numbers = (each._sequence_nr() for each in self._until_scores(node))
             of = [self._passes[number] for number in numbers if number in self._passes]
@@ -82,6 +98,10 @@ class PreferenceProbe(Probe[PreferencesLearned]):
         self.hooks.remove()
         if contrasted := [pulled for pulled in self._pulled.values() if all(pulled)]:
             self._cancelled.append(all(lowered == raised for lowered, raised in contrasted))
+        for places, tokens in self._astray:
+            others = (row for row in self._read if row.shape == tokens.shape)
+            shares = (float((row == tokens)[places].float().mean()) for row in others)
+            self._of_others += any(share > NEARLY_ALL for share in shares)
         for lowered in self._answers[0]:
             # of one prompt, or of none that this step has
             raised = max(self._answers[1], key=partial(_common_tokens, lowered), default=lowered)
@@ -99,15 +119,15 @@ class PreferenceProbe(Probe[PreferencesLearned]):
     def end(self, session: Session) -> None:
         rows, self._rows = self._rows, []
         told, where = self._rated, ""
-        if rows and session.answers_named is not None and session.tokenizer is not None:
-            decode = partial(session.tokenizer.batch_decode, skip_special_tokens=True)
+        if rows and session.answers_named is not None:
+            decode = partial(getattr(session.tokenizer, "batch_decode", _spelt), skip_special_tokens=True)
             if named := session.answers_named(searched=not all(raised for _, raised in rows), decode=decode):
                 texts = decode([tokens.tolist() for tokens, _ in rows])
                 by_name = Counter((named[0](text), raised) for text, (_, raised) in zip(texts, rows, strict=True))
                 if any(better is not None for better, _ in by_name):
                     told, where = by_name, named[1]
-        cancelled = len(self._cancelled) * all(self._cancelled)
-        if told or cancelled or any(self._late):
+        cancelled, unmoved = (len(steps) * all(steps) for steps in (self._cancelled, self._unmoved))
+        if told or cancelled or unmoved or self._of_others or any(self._late):
             seen = PreferencesLearned(
                 where=where,
                 chosen_raised=told[True, True],
@@ -117,6 +137,9 @@ class PreferenceProbe(Probe[PreferencesLearned]):
                 cancelled=cancelled,
                 pairs=len(self._late),
                 learned_late=sum(self._late),
+                unmoved=unmoved,
+                of_others=self._of_others,
+                compared=self._compared,
             )
             self.emit(seen)
 
@@ -136,6 +159,18 @@ class PreferenceProbe(Probe[PreferencesLearned]):
             tensors = (held for held in tree_leaves((args, given)) if isinstance(held, torch.Tensor) and held.ndim)
             rows = [read, *(held for held in tensors if held is not read and len(held) == len(read))]
             self.hooks.gradient(scores, lambda gradient: self._see(id(model), rows, pulls(read, gradient), factors))
+            if pulls is _pulls_of_answers:
+                self.hooks.gradient(scores, partial(self._look_for_tokens, read))
+
+    def _look_for_tokens(self, read: torch.Tensor, gradient: torch.Tensor) -> None:
+        """Note rows whose next tokens are not those that the loss raises or lowers most."""
+        read = read[:OF_A_PASS]
+        places, tokens = raised_by(gradient.detach().reshape(-1, *read.shape[1:], gradient.shape[-1])[: len(read), :-1])
+        self._read += [*read[:, 1:].to(tokens.device)]
+        for row, place, raised in zip(read[:, 1:].to(tokens.device), places, tokens, strict=True):
+            if (count := int(place.sum())) >= FEWEST_TOKENS:
+                self._compared += 1
+                self._astray += [(place, raised)] if 2 * int((row == raised)[place].sum()) < count else []
 
     def _see(self, of: int, given: list[torch.Tensor], pulls: torch.Tensor, advantages: list[torch.Tensor]) -> None:
         """Note the rows that are pulled one way, by how far each of their scores is raised: [rows, scores]."""
@@ -174,6 +209,19 @@ def _learned_late(one: _Answer, other: _Answer) -> bool | None:
     at = _common_tokens(one, other)
     first, second = (any(used[at - 1 + more : at + more] == [True] for _, used in (one, other)) for more in (0, 1))
     return not first if at and (first or second) else None
+
+
+def _margins(node: Any) -> torch.Tensor | None:
+    """Return what a log-sigmoid is taken of, however it is written; None of other functions."""
+    if node.name() == "SigmoidBackward0":
+        result = saved(node, "result")
+        return None if result is None else result - 0.5
+    return saved(node, "self") if node.name() in ("LogSigmoidBackward0", "SoftplusBackward0") else None
+
+
+def _spelt(rows: list[list[int]], **_: Any) -> list[str]:
+    """Return the tokens of each row as text, where no tokenizer is known."""
+    return [" ".join(map(str, row)) for row in rows]
 
 
 def _factors(functions: Iterable[Any]) -> Iterator[tuple[Any, torch.Tensor]]:

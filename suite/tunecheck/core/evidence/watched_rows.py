@@ -183,6 +183,12 @@ class PreferencesLearned(Record):
     """Rows that are lowered beside a raised one, where the loss uses the first token that differs, or the next one."""
     learned_late: int = 0
     """Those of them where it uses the next one alone."""
+    unmoved: int = 0
+    """Losses of margins behind the first steps, if all margins of all of them are 0."""
+    of_others: int = 0
+    """Rows at whose places the loss looks up the tokens of another row."""
+    compared: int = 0
+    """Rows whose tokens are told from others."""
 
 
 class AnswersRated(Record):
