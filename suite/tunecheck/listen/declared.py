@@ -331,9 +331,6 @@ class GivenRows:
     def rows(self, step: int) -> list[list[Tokens]]:
         return [self.train]
 
-    def fixed(self, split: str) -> list[Tokens]:
-        return self.train
-
 
 def _long_enough(row: Tokens, most: int) -> Tokens:
     if len(row.input_ids) >= ROW_TOKENS:

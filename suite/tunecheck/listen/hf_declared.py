@@ -78,10 +78,8 @@ def session(listener: Any, given: dict[str, Any], state: Any) -> Session:
         tokenizer=tokenizer_of(trainer),
         dataset=trainer.train_dataset,
         done=rows_done(trainer, state, listener.path),
-        scheduler=given.get("lr_scheduler"),
         scaler=getattr(trainer.accelerator, "scaler", None),
         save_adapter=lambda _, folder: trainer._save(str(folder)),
-        trainer=trainer,
         autocast=casts(trainer),
         replay=listener.replay,
     )

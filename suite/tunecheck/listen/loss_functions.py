@@ -192,8 +192,7 @@ def scores_given(tensor: torch.Tensor, calls: LossCalls) -> ScoresGiven:
             elif node.name() in ENTROPIES and given is not None:
                 bounded = given.name() == "LogSoftmaxBackward0" and loss_graph.straight_back(given.next_functions[0])[0]
                 found += ["cross_entropy of a Sigmoid"] if bounded and bounded.name() == "SigmoidBackward0" else []
-                counts["again"] += any(_is_same_entropy(node, other) for other in entropies)
-                counts["parts_alike"] += any(_are_parts_alike(node, other) for other in entropies)
+                counts.update({_likeness(node, other) for other in entropies} - {""})
                 counts["mispaired"] += loss_graph.positives_without_twin(node)
                 entropies.append(node)
                 counts["exchanged"] += given.name() == "LogSoftmaxBackward0" and _exchanged_by_view(given)
@@ -220,23 +219,19 @@ def _is_flat(softmax: Any) -> bool:
     return bool((below[below < 1e3] < 0.5).all())  # a mask adds -1e4 or less
 
 
-def _is_same_entropy(node: Any, other: Any) -> bool:
-    """Return whether two cross entropies are of equal scores of several rows, and equal targets."""
-    if node._saved_target.numel() < 2 or node._saved_self.shape != other._saved_self.shape:
-        return False
-    return torch.equal(node._saved_target, other._saved_target) and torch.equal(node._saved_self, other._saved_self)
+def _likeness(node: Any, other: Any) -> str:
+    """Return whether two cross entropies of several equal targets are one `again`, or `parts_alike` of one output.
 
-
-def _are_parts_alike(node: Any, other: Any) -> bool:
-    """Return whether two cross entropies have equal targets, and scores that are two parts of one output's last axis.
-
-    Parts along another axis are of other rows, or views of one row, which may well have the same targets.
+    Those are parts of its last axis; along another one they are other rows, or views of one, which may be alike.
     """
-    target, parts = node._saved_target, [_part_of(entropy) for entropy in (node, other)]
-    alike = target.numel() >= FEWEST_TARGETS and torch.equal(target, other._saved_target)
-    if not alike or None in parts or parts[0] != parts[1] or len(target.unique()) < 2:
-        return False
-    return not torch.equal(node._saved_self, other._saved_self)
+    target = node._saved_target
+    if target.numel() < 2 or not torch.equal(target, other._saved_target):
+        return ""
+    if torch.equal(node._saved_self, other._saved_self):
+        return "again"
+    several = target.numel() >= FEWEST_TARGETS and len(target.unique()) > 1
+    made = _part_of(node) if several else None
+    return "parts_alike" if made is not None and made == _part_of(other) else ""
 
 
 def _part_of(entropy: Any) -> Any:
