@@ -75,7 +75,7 @@ def one_tensor_left_out(session: Session) -> None:
     name = lora_parameters(session, "lora_B")[0][0]
     kind: Any = DistributedDataParallel
     kind._set_params_and_buffers_to_ignore_for_model(session.model, [name])
-    session.ranks.replicate(session.model)
+    session.ranks.distribute(session.model, session.run)
 
 
 @parallel_bug("D04", "Gradients are never averaged", caught_by="replicas_equal")

@@ -197,8 +197,6 @@ def build(run: Run) -> Session:
         batches=cast(Any, None),
         optimizer=optimizer,
         loss=native.token_weighted_loss,
-        evaluate=native.evaluate,
-        save_adapter=native.save_adapter,
     )
 
 

@@ -102,8 +102,6 @@ def _stands_elsewhere(name: str, parameter: Any, weights: WeightFile, unclaimed:
 
     transformers 5 loads Mixtral's experts, three matrices each, into two tensors of all, and renames GPT-NeoX's head.
     """
-    if is_packed(parameter):
-        return False
     held = whole(parameter).detach().cpu()
     names = sorted(other for other in unclaimed if _layer_of(other) == _layer_of(name))
     ways = (held, held.mT) if held.dim() > 1 else (held.reshape(1, -1),)

@@ -81,16 +81,11 @@ class Ranks(Group):
         return cls(rank=distributed.get_rank(), count=distributed.get_world_size())
 
     def distribute(self, model: Any, run: Run) -> None:
-        """Have the ranks train this model together, by the run's engine."""
+        """Have the ranks train this model together: all begin with rank 0's weights, and gradients are averaged."""
         if run.parallel is not None and run.parallel.engine == "fsdp":
             shard(model, next(model.parameters()).device.type)
             self.sharded = model
-        else:
-            self.replicate(model)
-
-    def replicate(self, model: Any) -> None:
-        """Have every rank begin with rank 0's weights, and backward passes average the gradients of all."""
-        if self.count > 1:
+        elif self.count > 1:
             self._replica = torch.nn.parallel.DistributedDataParallel(model)
 
     def seed(self, seed: int) -> None:

@@ -46,7 +46,7 @@ class Session:
     """(logits, labels, supervised tokens of a window) -> a micro-batch's share of the mean loss, in the native loop."""
     evaluate: "Callable[[Session, Sequence[Tokens], int], tuple[float, int]]" = _lacking
     """(session, rows, batch size) -> mean negative log-likelihood per supervised token, and their number."""
-    save_adapter: "Callable[[Session, Path], None]"
+    save_adapter: "Callable[[Session, Path], None]" = _lacking
     merge: "Callable[[Session, Path], Any]" = _lacking
     """(session, folder of a saved adapter) -> the base with that adapter in its weights; the session is used up."""
     ranks: Ranks = field(default_factory=Ranks)

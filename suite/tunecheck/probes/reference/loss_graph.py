@@ -133,8 +133,6 @@ def scores_of(loss: torch.Tensor) -> Iterator[list[Scored]]:
         result, dim = node._saved_result, node._saved_dim
         classes = result.shape[dim if dim < result.ndim else -1]
         way = _way_back(node.next_functions[0])
-        if way[-1][0] is None:
-            continue
         behind = [*graph_of(way[-1][0])]
         looked_up = [n for n in behind if n.name() == "EmbeddingBackward0" and _fits(n, classes)]
         if not looked_up or any(COUPLES_ROWS in n.name() for n in behind):
