@@ -89,12 +89,14 @@ def _rank(request: Request, connection: Connection) -> None:
         os.environ["LOCAL_RANK"] = "0"  # accelerate and torch's device meshes take it for the number of the card
 
     def work() -> None:
+        from torch.distributed import destroy_process_group
+
         from tunecheck.runner.child import carry_out
-        from tunecheck.training.ranks import join, leave
+        from tunecheck.training.ranks import join
 
         join(request.run, request.device)
         carry_out(own, (lambda step: None) if rank else connection.send, rank)  # rank 0 alone tells of its steps
-        leave()
+        destroy_process_group()
 
     outcome = imported(quiet=True) or carried_out(work, request.device, request.written)
     sys.stdout.flush()

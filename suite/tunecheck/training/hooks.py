@@ -437,11 +437,7 @@ def _behind_own_hooks(module: Any, before: Sequence[_Entry]) -> Iterator[None]:
     def called(module: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
         taken_out()
         for entry in before:
-            changed = entry(module, args, kwargs)
-            if changed is not None and entry.with_kwargs:
-                args, kwargs = changed
-            elif changed is not None:
-                args = changed if isinstance(changed, tuple) else (changed,)
+            args = args if (changed := entry(module, args, kwargs)) is None else changed
         return args, kwargs
 
     tables[0][number], tables[1][number] = called, True

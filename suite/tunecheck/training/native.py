@@ -18,7 +18,7 @@ from tunecheck.training.data import IGNORED, Batch, Tokens
 from tunecheck.training.events import Probes
 from tunecheck.training.hooks import tensors_of
 from tunecheck.training.load import apply_strategy, parts_of
-from tunecheck.training.placement import activations_on_cpu, as_forward, home, offload_parameters, whole_state
+from tunecheck.training.placement import activations_on_cpu, as_forward, home, offload_parameters
 from tunecheck.training.restore import model_mode
 from tunecheck.training.session import Session
 from tunecheck.training.tensors import moment, seconds_between, whole
@@ -174,7 +174,12 @@ def save_adapter(session: Session, folder: Path) -> None:
 
     One rank writes for all; the others return when the files are there.
     """
-    state = {"state_dict": whole_state(session.model)} if session.run.shards_parameters else {}
+    state = {}
+    if session.run.shards_parameters:  # every tensor whole: every rank must ask, and the first one gets them
+        from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        state["state_dict"] = get_model_state_dict(session.model, options=options)
     if session.ranks.rank == 0:
         session.model.save_pretrained(folder, safe_serialization=True, **state)
     session.ranks.wait()

@@ -101,10 +101,3 @@ def where_evaluated(session: Session) -> Iterator[None]:
 def _move(session: Session, device: torch.device) -> None:
     session.model.to(device)  # in place: the optimizer's parameters stay the model's
     session.device = session.batches.device = device
-
-
-def whole_state(model: Any) -> dict[str, Any]:
-    """Return the state dict with every tensor whole, as a file holds it. Every rank must ask; the first one gets it."""
-    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-
-    return dict(get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)))

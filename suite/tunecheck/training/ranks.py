@@ -39,10 +39,6 @@ def join(run: Run, device: str) -> None:
     _waited_seconds = time.perf_counter() - begun
 
 
-def leave() -> None:
-    distributed.destroy_process_group()
-
-
 @dataclass(slots=True, kw_only=True)
 class Group:
     """The processes of a training, of which this is one."""
