@@ -502,6 +502,35 @@ def test_results_that_are_detached_on_their_way_to_another_part(detached, tmp_pa
     assert ("2 trained tensors get no gradient" in finding.detail) is detached
 
 
+class Pairs(nn.Module):
+    """An encoder for each side of pairs, the second of which may run without gradients."""
+
+    def __init__(self, grads):
+        super().__init__()
+        torch.manual_seed(0)
+        self.grads, self.one, self.other = grads, nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, read):
+        """Return both sides."""
+        with torch.set_grad_enabled(self.grads):
+            other = self.other(read)
+        return self.one(read), other
+
+
+@pytest.mark.parametrize("grads", [True, False])
+@pytest.mark.parametrize("uses", [True, False])
+def test_a_side_of_pairs_that_runs_without_gradients(grads, uses, tmp_path):
+    """Its results are factors of the loss, unless nothing is computed of them."""
+
+    def step(model):
+        one, other = model(torch.randn(8, WIDTH))
+        return cross_entropy(one @ (other if uses else one).t(), torch.arange(8))
+
+    finding = judged("trainable_moved", tmp_path, Pairs(grads), step)
+    assert (finding.status is Status.SUSPECTED) is (uses and not grads), finding.detail
+    assert ("other.weight" in finding.detail) is (uses and not grads)
+
+
 def test_a_model_that_cannot_be_called_again(tmp_path):
     """What moved is judged, and what could not be seen is said."""
     finding = judged(

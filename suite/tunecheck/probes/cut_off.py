@@ -18,7 +18,7 @@ from torch.nn import functional
 from tunecheck.core.evidence import CutOff
 from tunecheck.core.premises import Premise
 from tunecheck.probes.reference.forwards import numbers_of
-from tunecheck.probes.reference.loss_graph import graph_of
+from tunecheck.probes.reference.loss_graph import graph_of, saved
 from tunecheck.probes.reference.measures import digest, living
 from tunecheck.training.events import EARLY_STEPS, Probe
 from tunecheck.training.hooks import tensors_of
@@ -34,6 +34,8 @@ LOSSES = (
     *("cross_entropy", "nll_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits"),
     *("mse_loss", "l1_loss", "smooth_l1_loss"),
 )
+FACTORS = "mat2", "other", "self"
+"""What torch calls the tensors that a product's function keeps."""
 MOST_PARTS = 8
 """Modules that are changed one after the other, and then looked at while they are called."""
 
@@ -82,6 +84,8 @@ class CutOffProbe(Probe[CutOff]):
             self.hooks.backward(before=self._differentiated)
         if step < EARLY_STEPS:
             self.hooks.after(self._entry, self._returned, with_kwargs=True)
+        self._constants: dict[int, tuple[_Pass, int]] = {}
+        """Where results without a gradient lie, which a loss may be computed of."""
         self._results: list[tuple[str, torch.Tensor]] = []
         """Of modules without any gradient so far, what they gave in this step."""
         modules = dict(session.model.named_modules())
@@ -95,7 +99,12 @@ class CutOffProbe(Probe[CutOff]):
             self.hooks.before(modules[name], lambda *_, name=name: self._called.add(name))
 
     def _differentiated(self, tensors: Any, *_: Any, **__: Any) -> None:
-        nodes = graph_of([getattr(each, "grad_fn", None) for each in numbers_of([tensors])])
+        nodes = [*graph_of([getattr(each, "grad_fn", None) for each in numbers_of([tensors])])]
+        factors = (saved(node, field) for node in nodes for field in FACTORS) if self._constants else ()
+        for factor in (each for each in factors if isinstance(each, torch.Tensor)):
+            made, number = self._constants.get(factor.data_ptr(), (None, 0))
+            if made is not None:
+                made.used.add(number)
         self._leaves |= {id(leaf): leaf for node in nodes if (leaf := getattr(node, "variable", None)) is not None}
 
     def _computed(self, loss: torch.Tensor, *_: Any, **__: Any) -> None:
@@ -121,6 +130,8 @@ class CutOffProbe(Probe[CutOff]):
         results = [(number, result) for number, result in enumerate(numbers_of(out)) if result.requires_grad]
         if results:
             self._passes.append(seen := _Pass(args, given))
+            others = (pair for pair in enumerate(numbers_of(out)) if self._looks_on and not pair[1].requires_grad)
+            self._constants |= {result.data_ptr(): (seen, number) for number, result in others}
         for number, result in results:
             self.hooks.gradient(result, partial(self._arrived, seen, number))
 
