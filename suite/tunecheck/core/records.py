@@ -32,10 +32,7 @@ def read_records(path: Path, *keys: str) -> list[dict[str, str]]:
 
 
 def count_rows(path: Path, keys: tuple[str, ...], enough: int) -> int | None:
-    """Count the rows of a file, at least up to `enough`, and read the first ones. None where it cannot be read.
-
-    Raises BadRow with file and line as `read_records` does.
-    """
+    """Count a file's rows, up to `enough` at least, and read the first as `read_records`. None where it cannot."""
     try:
         return _count(path, keys, enough, os.stat(path).st_mtime_ns)
     except (OSError, ValueError):

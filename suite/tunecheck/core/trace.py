@@ -151,16 +151,13 @@ class Trace:
         return self.main.all(kind) if self.trainings else []
 
     def all(self, kind: type[R]) -> list[R]:
-        """Return the main attempt's records of this kind.
-
-        Raises MissingEvidence when there are none, and when the probe that writes them failed: some may be missing.
-        """
+        """Return the main attempt's records of this kind. Raises MissingEvidence without any, and as `whole` does."""
         if records := self.whole(kind):
             return records
         raise MissingEvidence(f"the trace holds no {kind.__name__} record")
 
     def whole(self, kind: type[R]) -> list[R]:
-        """Return the same, which may be none. Raises MissingEvidence when the probe that writes them failed."""
+        """Return the same, or none. Raises MissingEvidence when the probe that writes them failed: some may be lost."""
         for failure in self.main.all(evidence.ProbeFailed):
             if kind.__name__ in failure.kinds:
                 raise MissingEvidence(f"probe {failure.probe} failed at {failure.moment}: {failure.error}")

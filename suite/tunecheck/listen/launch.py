@@ -30,8 +30,7 @@ from tunecheck.results import Report, RunReport, reporting
 from tunecheck.results.rejudge import judged_again
 
 BOOTSTRAP = Path(__file__).parent / "bootstrap"
-_ENDING = (*interrupts.SIGNALS, *interrupts.NOTICES)
-INTERRUPTED = tuple(status for number in _ENDING for status in (-number, 128 + number))
+INTERRUPTED = {code for number in interrupts.SIGNALS + interrupts.NOTICES for code in (-number, 128 + number)}
 """Statuses of a command that a signal has ended, and of a shell that had run it."""
 GRACE_SECONDS = 60.0
 """Between the signals of a command that is to end: SIGINT, by which a script may save, SIGTERM, SIGKILL."""

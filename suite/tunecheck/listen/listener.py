@@ -227,7 +227,7 @@ class Listener:
 
         The last look is at the adapters, before they are merged.
         """
-        saves.remember(model, self.add, ids, lambda: self.tried(self.end_of_listening))
+        saves.PRODUCTS[model] = saves.Product(self.add, ids.cpu(), lambda: self.tried(self.end_of_listening))
 
     def _append_added(self) -> None:
         added, self._added = self._added, []
@@ -268,10 +268,7 @@ class Listener:
         self._probes.backward_end(self._session, self.step)
 
     def step_end(self, *, applied: bool, supervised_tokens: int | None = None) -> None:
-        """The optimizer has stepped. After the last step that is listened to, the probes look a last time.
-
-        `supervised_tokens` is the number that the training counts itself.
-        """
+        """The optimizer has stepped, on so many tokens by the training's own count. After the last step all ends."""
         self.begun = False
         if self._probes is None or self._session is None:
             return

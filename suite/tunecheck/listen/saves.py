@@ -232,10 +232,7 @@ def _is_constant(elements: torch.Tensor) -> bool:
 
 
 def tensors_of(thing: Any, depth: int = 4) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors of what is written, by their names, less those of an optimizer's state.
-
-    `depth` are the dictionaries and lists within each other in which they are looked for.
-    """
+    """Yield the tensors of what is written, by their names, less those of an optimizer's state."""
     if isinstance(thing, Module):
         thing = thing.state_dict()
     elif isinstance(thing, list | tuple):
@@ -264,36 +261,30 @@ MOST_READ = 2
 
 
 @dataclass(slots=True)
-class _Heard:
+class Product:
     """A model that comes out of a training that is listened to."""
 
     tell: Callable[[Record, float], None]
     """Writes what was found, in this many seconds, to the trace of the training."""
     ids: torch.Tensor
-    """Tokens of a row of the training, [1, count]."""
+    """Tokens of a row of the training, [1, count], on the CPU."""
     before_merge: Callable[[], None] = nothing
+    """Called while it has its adapters."""
     read: int = 0
     """Saves that were read back."""
 
 
-_HEARD: WeakKeyDictionary[Any, _Heard] = WeakKeyDictionary()
+PRODUCTS: WeakKeyDictionary[Any, Product] = WeakKeyDictionary()
 _WAITING: dict[Path, Callable[[], None]] = {}
 """Folders with weights and no config.json so far to what reads them back."""
 
 
-def remember(
-    model: Any, tell: Callable[[Record, float], None], ids: torch.Tensor, before_merge: Callable[[], None] = nothing
-) -> None:
-    """Watch what the script does with this model from now on; `before_merge` is called while it has its adapters."""
-    _HEARD[model] = _Heard(tell, ids.cpu(), before_merge)
-
-
 def merging(tuner: Any, *_: Any, **__: Any) -> Callable[[Any], None] | None:
     """A tuner of peft is about to merge its adapters. Return what is to be called with the merged model."""
-    found = next((m for m in _HEARD if getattr(m, "base_model", None) is tuner), None)
+    found = next((m for m in PRODUCTS if getattr(m, "base_model", None) is tuner), None)
     if found is None:
         return None
-    heard, begun = _HEARD[found], time.monotonic()
+    heard, begun = PRODUCTS[found], time.monotonic()
     heard.before_merge()
     trained, base = _functions(found, heard)
 
@@ -305,7 +296,7 @@ def merging(tuner: Any, *_: Any, **__: Any) -> Callable[[Any], None] | None:
             packed_left=tuple(n for n, p in model.named_parameters() if is_packed(p)),
         )
         heard.tell(seen, time.monotonic() - begun)
-        _HEARD[model] = heard
+        PRODUCTS[model] = heard
 
     return merged
 
@@ -314,7 +305,7 @@ def saving(
     model: Any, save_directory: Any = None, is_main_process: bool = True, state_dict: Any = None, *_: Any, **__: Any
 ) -> Callable[[Any], None] | None:
     """A model of transformers is about to be saved. Return what is to be called when it was."""
-    heard = next((each for whole, each in _HEARD.items() if _is_of(model, whole)), None)
+    heard = next((each for whole, each in PRODUCTS.items() if _is_of(model, whole)), None)
     if heard is None or not is_main_process or not _can_be_read(model, heard):
         return None
     if state_dict is not None and not _holds_all(state_dict, model):  # an average, a part: it may be meant
@@ -328,9 +319,9 @@ def writing(thing: Any, path: Any = None, *_: Any, **named: Any) -> Callable[[An
     written(thing, path)
     name = str(path) if isinstance(path, str | Path) else ""
     # under these names `from_pretrained` looks for weights in one file
-    if not _HEARD or Path(name).name not in ("model.safetensors", "pytorch_model.bin"):
+    if not PRODUCTS or Path(name).name not in ("model.safetensors", "pytorch_model.bin"):
         return None
-    found = [(model, heard) for model, heard in _HEARD.items() if _can_be_read(model, heard)]
+    found = [(model, heard) for model, heard in PRODUCTS.items() if _can_be_read(model, heard)]
     model, heard = next((pair for pair in found if _holds_all(thing, pair[0])), (None, None))
     if heard is None or any(True for _ in _running()):
         return None
@@ -347,7 +338,7 @@ def _is_of(model: Any, whole: Any) -> bool:
     return model is whole or model is as_written(base_of(whole))
 
 
-def _can_be_read(model: Any, heard: _Heard) -> bool:
+def _can_be_read(model: Any, heard: Product) -> bool:
     size = sum(p.numel() * p.element_size() for p in model.parameters())
     free = size * 1.5 <= psutil.virtual_memory().available  # of what it takes to read it back
     return free and heard.read < MOST_READ and not any(is_packed(p) for p in model.parameters())
@@ -359,17 +350,17 @@ def _holds_all(thing: Any, model: Any) -> bool:
     return all(value_of(p) in values for p in model.parameters())
 
 
-def _functions(model: Any, heard: _Heard) -> list[torch.Tensor]:
+def _functions(model: Any, heard: Product) -> list[torch.Tensor]:
     """Return the logits of the model as it is, and those without its adapters: a script may save the base alone."""
     functions = [_logits(model, heard.ids)]
-    whole = next((m for m in _HEARD if _is_of(model, m) and adapted_layers(m)), None)
+    whole = next((m for m in PRODUCTS if _is_of(model, m) and adapted_layers(m)), None)
     if whole is not None:
         with without_adapters(whole):
             functions.append(_logits(model, heard.ids))
     return functions
 
 
-def _reading(model: Any, heard: _Heard, folder: Path) -> Callable[[Any], None]:
+def _reading(model: Any, heard: Product, folder: Path) -> Callable[[Any], None]:
     """Return what loads what lies in this folder by then, and compares it with what it may be: the model as it is."""
     functions = _functions(model, heard)
 

@@ -165,10 +165,7 @@ class StateLoaded(Record):
 
 
 class OtherModelDrops(Record):
-    """Another model, called between two steps, learns nothing and is in train mode, so that it draws dropout.
-
-    Or its weights were never loaded.
-    """
+    """Another model, called between two steps, that learns nothing, and drops in train mode or was never loaded."""
 
     model: str
     """Its class."""
