@@ -68,6 +68,9 @@ class FidelityProbe(Probe[BaseFidelity]):
         for name, held in inside.items():
             if not any(is_packed(p) or _difference(session, p, weights.tensor(name), False) is None for p in held):
                 differing.append(f"{name} (in no part of the module that stands for it)")
+        # of a copy that modules_to_save trains the original
+        pair = (getattr(m, "original_module", m) for m in (model.get_output_embeddings(), model.get_input_embeddings()))
+        head, embedding = (None if part is None else whole(part.weight).data_ptr() for part in pair)
         sizes, (at, largest), architecture = list(errors.values()), worst(errors), session.run.model.architecture
         seen = BaseFidelity(
             tensors=len(compared),
@@ -76,7 +79,7 @@ class FidelityProbe(Probe[BaseFidelity]):
             weight_errors={"smallest": min(sizes), "median": median(sizes), "largest": largest} if sizes else {},
             worst_weight=at,
             buffers_differing=tuple(map(file_name, wrong_frequencies(session.model, architecture))),
-            tied=_is_tied(session.model),
+            tied=head == embedding,
             tied_expected=architecture.tie_word_embeddings,
         )
         self.emit(seen)
@@ -161,13 +164,6 @@ def _quantization_error(parameter: Any, weights: WeightFile, name: str) -> float
         return float("nan")
     taken, got = some_rows(parameter)
     return relative_error(got.cpu(), torch.cat([weights.rows(name, part.start, part.stop).float() for part in taken]))
-
-
-def _is_tied(model: Any) -> bool:
-    """Return whether head and embedding of the base are one; of a copy that modules_to_save trains the original."""
-    parts = [model.get_output_embeddings(), model.get_input_embeddings()]
-    head, embedding = (getattr(part, "original_module", part) for part in parts)
-    return head is not None and whole(head.weight).data_ptr() == whole(embedding.weight).data_ptr()
 
 
 MODEL_TYPES = frozenset(

@@ -69,12 +69,14 @@ class ForwardProbe(Probe[ForwardPaths | ForwardReference | LayerCalls]):
         if not torch.equal(first[::2], again[::2]):  # is it a second forward, or one among other rows?
             again = self._logits(session, torch.stack([row, later, padded]), mask)
         scale = float(first.abs().max())
+        a, b = torch.randn(2, 256, 256, generator=torch.Generator().manual_seed(0))
+        product = (a.to(session.device) @ b.to(session.device)).cpu().double()
         seen = ForwardPaths(
             repeat_difference=_largest(first[::2], again[::2]),
             future_token_difference=_largest(first[0, :-1], first[1, :-1]) / scale,
             padding_difference=_largest(first[0, :SHORT_TOKENS], first[2, :SHORT_TOKENS]) / scale,
             other_row_difference=_largest(first[0], among_others[0]) / scale,
-            matmul_error=_matmul_error(session.device),
+            matmul_error=relative_error(product, a.double() @ b.double()),
             attention=str(session.model.config._attn_implementation),
         )
         self.emit(seen)
@@ -218,13 +220,6 @@ class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _largest(a: torch.Tensor, b: torch.Tensor) -> float:
     return float((a - b).abs().max())
-
-
-def _matmul_error(device: torch.device) -> float:
-    generator = torch.Generator().manual_seed(0)
-    a, b = torch.randn(2, 256, 256, generator=generator)
-    wanted = a.double() @ b.double()
-    return relative_error((a.to(device) @ b.to(device)).cpu().double(), wanted)
 
 
 class WeightsInUseProbe(Probe[CurrentWeights]):

@@ -28,6 +28,7 @@ from tunecheck.training.restore import having, in_fp32, model_mode, own_gradient
 from tunecheck.training.session import Session
 from tunecheck.training.tensors import gradients_of, learning, own_parameters, undifferentiated, whole
 
+LORA_SIDES = ("lora_A", "lora_B", "lora_magnitude_vector")
 SMALLEST = torch.finfo(torch.float16).smallest_normal
 READ_EVERY = 10
 """Steps whose norms stay on the device before they are read together: reading waits for the GPU."""
@@ -89,7 +90,8 @@ class GradientProbe(Probe[Gradients]):
             norms = dict(zip((name for name, _ in self._trainable), row[:-2], strict=True))
             groups: dict[str, float] = {"other": row[-2]} if row[-2] else {}
             for name, norm in norms.items():
-                groups[_group(name)] = math.hypot(groups.get(_group(name), 0.0), norm)
+                group = next((side for side in LORA_SIDES if f".{side}." in name), "other")
+                groups[group] = math.hypot(groups.get(group, 0.0), norm)
             seen = record(
                 zero=tuple(name for name, norm in norms.items() if norm == 0 and name not in self._never),
                 nonfinite=tuple(name for name, norm in norms.items() if not math.isfinite(norm)),
@@ -98,10 +100,6 @@ class GradientProbe(Probe[Gradients]):
             )
             self.emit(seen)
         self._waiting.clear()
-
-
-def _group(name: str) -> str:
-    return next((side for side in ("lora_A", "lora_B", "lora_magnitude_vector") if f".{side}." in name), "other")
 
 
 class RecomputationProbe(Probe[Recomputation]):

@@ -50,13 +50,11 @@ def digest(tensor: torch.Tensor) -> Digest:
 def digests(tensors: Iterable[torch.Tensor]) -> list[Digest]:
     """The digest of each; of plain tensors on the CPU in as many threads as torch has: hashing frees Python's lock."""
     every = list(tensors)
-    if any(tensor.device.type != "cpu" or hasattr(tensor, "to_local") for tensor in every):
-        return list(map(digest, every))
-    try:
-        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+    if all(tensor.device.type == "cpu" and not hasattr(tensor, "to_local") for tensor in every):
+        # the interpreter may end before the tenth step, and starts no thread any more
+        with suppress(RuntimeError), ThreadPoolExecutor(torch.get_num_threads()) as pool:
             return list(pool.map(digest, every))
-    except RuntimeError:  # the interpreter ends, as it may before the tenth step, and starts no thread any more
-        return list(map(digest, every))
+    return list(map(digest, every))
 
 
 def sketch(tensors: Iterable[torch.Tensor]) -> tuple[float, ...]:
