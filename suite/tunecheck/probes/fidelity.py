@@ -3,7 +3,6 @@
 import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from math import prod
 from statistics import median
 from typing import Any
 
@@ -222,7 +221,7 @@ class QuantizationProbe(Probe[Quantization]):
         linears = [name for name in weights.names if is_layer_linear(name, weights.shape(name))]
         named = [(name, m) for name, m in session.model.named_modules() if is_packed(m._parameters.get("weight"))]
         modules = {file_name(f"{name}.weight").removesuffix(".weight"): module for name, module in named}
-        sizes = [prod(weights.shape(f"{name}.weight")) for name in modules if f"{name}.weight" in weights]
+        sizes = [math.prod(weights.shape(f"{name}.weight")) for name in modules if f"{name}.weight" in weights]
         packed = [module.weight for module in modules.values()]
         held = [part for one in packed for part in (one, one.quant_state.code, *dict(statistics(one)).values())]
         at, error = _kernel_error(session, modules)
@@ -309,7 +308,7 @@ def _quantized_again(session: Session, weights: WeightFile, modules: dict[str, A
 
     What is wrong in the statistics alone moves every weight by less than the error of 4 bits, and hides in it.
     """
-    sizes = {name: prod(module.weight.quant_state.shape) for name, module in modules.items()}
+    sizes = {name: math.prod(module.weight.quant_state.shape) for name, module in modules.items()}
     same: dict[str, bool] = {}
     for name in (name for name, size in sizes.items() if size == min(sizes.values()) and f"{name}.weight" in weights):
         held, state = modules[name].weight, modules[name].weight.quant_state
