@@ -19,9 +19,37 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_collection_modifyitems(items):
+MOST_SETS = 4
+"""Parameter sets of a test that trains which `--some` leaves, evenly spread."""
+TRAIN = {"detection", "listen", "memory", "probes", "rehearsal", "runner", "session", "strategies", "tiers", "training"}
+"""Folders whose tests train, most of them for each set."""
+
+
+def pytest_addoption(parser):
+    """Nobody waits half an hour before a commit; each night everything runs."""
+    parser.addoption("--some", action="store_true", help=f"no slow tests, and {MOST_SETS} sets of a test that trains")
+
+
+def pytest_configure(config):
+    """Tests that take 10 s and more, and hold nothing that a change of another place is likely to break."""
+    config.addinivalue_line("markers", "slow: is left out by --some")
+
+
+def pytest_collection_modifyitems(config, items):
     """Begin with the longest tests: a worker that has no more takes over half of what another one has not begun."""
     items.sort(key=lambda item: not item.path.match("tests/tiers/*"))
+    if config.getoption("--some"):
+        left = {id(item) for item in some_of(items)}
+        config.hook.pytest_deselected(items=[item for item in items if id(item) not in left])
+        items[:] = [item for item in items if id(item) in left]
+
+
+def some_of(items):
+    """Yield the tests that `--some` leaves."""
+    for (path, _), group in itertools.groupby(items, key=lambda item: (item.path, item.originalname)):
+        sets = [item for item in group if item.get_closest_marker("slow") is None]
+        most = MOST_SETS if path.parent.name in TRAIN else len(sets)
+        yield from (sets[at * len(sets) // most] for at in range(most)) if len(sets) > most else sets
 
 
 @pytest.hookimpl(wrapper=True)

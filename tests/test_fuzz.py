@@ -94,6 +94,7 @@ def dumped(value) -> str:
 
 @budget(120)
 @given(st.sampled_from(KEYS), VALUES | TEXT)
+@pytest.mark.slow
 def test_any_value_of_any_key(key, value):
     """As --set has it: typed as JSON, or as it is."""
     command("show", RUN, "--set", f"{key}={value if isinstance(value, str) else dumped(value)}")
@@ -138,6 +139,7 @@ def test_any_bytes_as_a_configuration(stores, content):
 
 @budget(60)
 @given(st.integers(0, len(LINES) - 1).flatmap(lambda at: st.tuples(st.just(at), mutated(LINES[at]))))
+@pytest.mark.slow
 def test_any_trace(stores, change):
     """One record of a healthy trace with some of its parts replaced: to judge, and in a session's folder."""
     at, record = change
@@ -247,6 +249,7 @@ OWN = {
 
 @budget(60)
 @given(st.sampled_from(sorted(OWN)).flatmap(lambda name: st.tuples(st.just(name), mutated(OWN[name]))))
+@pytest.mark.slow
 def test_any_file_of_ones_own(stores, change):
     """A model, a data set, a card class or a run of a user's folder, with some of its parts replaced."""
     folder = Path(next(stores)).parent / "own"

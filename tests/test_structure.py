@@ -12,6 +12,7 @@ import resource
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -275,3 +276,14 @@ def test_a_public_function_says_what_it_does():
     }
 
     assert silent == set()
+
+
+def test_some_tests_of_each_kind_run_before_a_commit(request):
+    """No test function is left out but those that are marked, and of few sets none is."""
+    path, marks = Path("listen/test_loops.py"), {"slow": object()}
+    sets = [SimpleNamespace(path=path, originalname="test", number=at, get_closest_marker={}.get) for at in range(9)]
+    slow = SimpleNamespace(path=path, originalname="test_slowly", get_closest_marker=marks.get)
+    alone = SimpleNamespace(path=path, originalname="test_alone", number="alone", get_closest_marker={}.get)
+    (conftest,) = (each for each in request.config.pluginmanager.get_plugins() if hasattr(each, "some_of"))
+
+    assert [item.number for item in conftest.some_of([*sets, slow, alone])] == [0, 2, 4, 6, "alone"]

@@ -287,6 +287,7 @@ def test_a_place_with_a_gpu_does_not_pass_on_its_cpu(tmp_path, monkeypatch, devi
 @pytest.mark.parametrize(
     ("whom", "number"), [("session", signal.SIGKILL), ("all", signal.SIGTERM), ("training", signal.SIGKILL)]
 )
+@pytest.mark.slow
 def test_a_session_that_is_killed_from_outside_drains_nobody(tmp_path, monkeypatch, whom, number):
     """Neither by Slurm's scancel, which signals all of its processes, nor by the kernel."""
     monkeypatch.setenv("TUNECHECK_REPORTS", str(tmp_path))

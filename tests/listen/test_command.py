@@ -131,6 +131,7 @@ def test_listening_changes_nothing_and_the_verdict_is_the_status(script, tmp_pat
     assert {"junit.xml", "report.html", "watch-train.jsonl"} <= {path.name for path in folder.iterdir()}
 
 
+@pytest.mark.slow
 def test_a_script_that_fails_by_itself_could_not_be_judged(tmp_path):
     """Its own traceback stays, its status comes back on request, and the verdict is no pass."""
     faulty = "optimizer.step()\n    optimizer.zero_grad()\n    if _ == 4: raise RuntimeError('the script\\'s own')"
@@ -181,6 +182,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.slow
 def test_a_process_that_forks_closes_all_files_and_ends_at_once(tmp_path):
     """Its trace is its own and whole, and nothing of it is in a file of the script's."""
     (tmp_path / "train.py").write_text(UNUSUAL)
@@ -192,6 +194,7 @@ def test_a_process_that_forks_closes_all_files_and_ends_at_once(tmp_path):
     assert [path.stat().st_size for path in tmp_path.glob("own*")] == [0] * 8
 
 
+@pytest.mark.slow
 def test_an_error_that_was_caught_ends_no_training(tmp_path):
     """Python keeps it all the same, as that of a test which is expected to fail."""
     body = LOOP_OF_ANOTHER_KIND.replace("\n", "\n    ")
@@ -275,6 +278,7 @@ print("imported", *{{"peft", "transformers", "bitsandbytes"}} & {{*sys.modules}}
     ],
     ids=["a module", "two modules that nothing holds", "no module"],
 )
+@pytest.mark.slow
 def test_a_model_that_is_none_of_transformers_is_judged_by_what_holds_for_all(tmp_path, change, status, words):
     """Here by the order of its calls; where no module is the model, the verdict says so."""
     script = LOOP_OF_ANOTHER_KIND.replace(*change).replace(

@@ -134,6 +134,7 @@ TRAININGS = [*((Own, way) for way in WAYS), (llama, "whole"), (llama, "forward")
 
 
 @pytest.mark.parametrize(("make", "way"), TRAININGS, ids=lambda given: getattr(given, "__name__", given))
+@pytest.mark.slow
 def test_a_compiled_model_is_compiled_as_often_as_without_watch(make, way, tmp_path):
     """Each further version costs minutes on a GPU, and after eight of them torch runs the model uncompiled."""
     bare = trained(make, WAYS[way])
@@ -157,6 +158,7 @@ def test_a_compiled_model_that_copies_its_tokens_is_named(way, tmp_path):
     assert [finding.check for finding in row.failed] == ["no_target_leakage"]
 
 
+@pytest.mark.slow
 def test_a_model_that_a_trainer_compiles_hides_its_layers_calls(tmp_path):
     """A Trainer compiles what it calls, not the model that it was given."""
     row = judged(Script(steps=3, arguments={"torch_compile": True, "torch_compile_backend": "eager"}), tmp_path)

@@ -74,6 +74,7 @@ elif case == "folds":
         ("folds", ["pass", "pass", "pass"], "16 steps of Adam (train.py:15)"),
     ],
 )
+@pytest.mark.slow
 def test_each_training_has_its_row(case, outcomes, unheard, tmp_path):
     """In their order; one that goes on is none of its own. The verdict names the steps that belong to no row."""
     (tmp_path / "train.py").write_text(SCRIPT)

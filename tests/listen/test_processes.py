@@ -72,6 +72,7 @@ def judged(folder, script, *words, options=()):
 
 
 @pytest.mark.parametrize(("words", "status"), [((), "passed"), (("wrong",), "failed")], ids=["healthy", "wrong"])
+@pytest.mark.slow
 def test_a_network_in_two_processes(tmp_path, words, status):
     """Rows shuffled by each rank before they are shared out, no set_epoch, a file that both ranks write."""
     found, ended = judged(tmp_path, NET, *words)
@@ -86,6 +87,7 @@ def test_a_network_in_two_processes(tmp_path, words, status):
 
 
 @pytest.mark.parametrize(("words", "status"), [((), "passed"), (("wrong",), "suspected")], ids=["mean", "sum"])
+@pytest.mark.slow
 def test_gradients_that_a_loop_exchanges_itself(tmp_path, words, status):
     """Against those of each rank's own rows; the expectation of the loss is judged by them."""
     found, ended = judged(tmp_path, LOOP, *words, options=["--expect", "loss=token_mean"])

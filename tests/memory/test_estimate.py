@@ -47,6 +47,7 @@ def answering(monkeypatch, tmp_path):
 # The real thing.
 
 
+@pytest.mark.slow
 def test_a_child_simulates_a_run_of_any_shape():
     """From the configuration to cards, torch left out of this process."""
     settings = [word for setting in tiny.SETTINGS for word in ("--set", setting)]

@@ -46,6 +46,7 @@ def _quiet_libraries():
 
 
 @pytest.mark.parametrize("settings", VARIANTS.values(), ids=VARIANTS)
+@pytest.mark.slow
 def test_fake_tensors_live_as_real_ones_do(settings):
     """Every number of the simulation, to the byte, with weights and arithmetic on the CPU."""
     real = simulation.simulate(run_with(*settings), rounding_bytes=1, fake=False)

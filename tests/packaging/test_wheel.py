@@ -131,6 +131,7 @@ def here(tmp_path):
     return folder
 
 
+@pytest.mark.slow
 def test_everything_works_from_the_wheel_in_an_empty_folder(installed, here, tmp_path):
     """List, doctor, show, estimate, run, judge, page; reports lie below the folder, nothing in site-packages."""
     before = installed.files()
@@ -166,6 +167,7 @@ NEIGHBOURS = ("suite", "tiers", "configs", "tests", "benchmarks", "scripts")
 """Folders of this repository, and packages of many others."""
 
 
+@pytest.mark.slow
 def test_another_repository_has_packages_of_the_same_names(installed, here):
     """Its pytest imports its own, with our plugin there and asked for or not; its training is listened to."""
     for name in NEIGHBOURS:

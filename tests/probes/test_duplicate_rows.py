@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import tiny
 
 from benchmarks.detection.bugs import BUGS
@@ -26,6 +27,7 @@ def findings(folder, train, *settings, faults=()):
     return {name: check(trace) for name, check in run.resolved_checks().items()}, trace.one(DataSplit)
 
 
+@pytest.mark.slow
 def test_rows_that_are_there_twice_are_no_fault_of_the_trainer(tmp_path):
     """Forty rows and the first ten of them again, and three rows twice in micro-batches of one."""
     for name, train, settings in (

@@ -303,6 +303,7 @@ def test_a_tensor_for_each_waiting_step_looks_like_a_leak(tmp_path, monkeypatch)
     assert "live_tensors_flat" in failed(trace, "training.max_steps=6")
 
 
+@pytest.mark.slow
 def test_probes_keep_nothing_on_the_card_while_the_training_works(tmp_path, monkeypatch):
     """Where all weights learn, a copy of them or of their gradients would be 10 % of a step's peak.
 

@@ -135,6 +135,7 @@ def test_what_passed_rules_out_what_it_would_explain():
     assert ruled_out(finding("loss_oracle"), findings) == ["mask_and_positions"]
 
 
+@pytest.mark.slow
 def test_no_mistake_that_was_ever_named_hides_behind_another_check():
     """Every kept mistake is shown by a check that names it."""
     hidden = {}

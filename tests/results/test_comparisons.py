@@ -59,6 +59,7 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.slow
 def test_a_row_is_healthy_and_trains_its_set(folder, name):
     """Every check is good but for what random weights and a CPU rule out."""
     run, trace = shrunk(name), read(folder / f"{name.replace('/', '-')}.jsonl")

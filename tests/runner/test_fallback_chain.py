@@ -273,6 +273,7 @@ def fallen(tmp_path_factory):
     return run, trace, said
 
 
+@pytest.mark.slow
 def test_a_run_takes_the_whole_fallback_chain_and_ends_on_the_cpu(fallen):
     """Every attempt is in the trace: device, fallback step, settings, the steps it took, and what made it necessary."""
     _, trace, said = fallen

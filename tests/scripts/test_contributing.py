@@ -251,6 +251,7 @@ def test_every_recipe_is_carried_out():
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.slow
 def test_a_recipe_works(recipe, tmp_path):
     """The copy passes the tests about what was added."""
     RECIPES[recipe](Copy(tmp_path / "copy"))

@@ -51,6 +51,7 @@ def watched(folder, module: str, rate: float) -> subprocess.CompletedProcess[str
 
 
 @pytest.mark.parametrize(("rate", "status"), [(1e-3, "passed"), (1.0, "failed")])
+@pytest.mark.slow
 def test_the_pages_check_judges_a_training(tmp_path, rate, status):
     """It stands in the verdict under its subject, and its failure is the session's."""
     done = watched(tmp_path, MODULE, rate)

@@ -48,6 +48,7 @@ def environment(tmp_path):
     return {**os.environ, "PATH": f"{own}{os.pathsep}{os.environ['PATH']}", "COLUMNS": "100", "GITHUB_ACTIONS": ""}
 
 
+@pytest.mark.slow
 def test_each_command_prints_what_the_page_says(tmp_path, environment):
     """With the exit status of its verdict."""
     folder = tmp_path / "empty"

@@ -37,6 +37,7 @@ def test_what_rehearses_a_fault_is_there(test):
 
 
 @pytest.mark.parametrize("name", SAMPLE)
+@pytest.mark.slow
 def test_a_fault_gets_its_own_word(name, tmp_path, monkeypatch, capsys):
     """Outcome, domain and status; the steps before it are kept, nothing is left behind, no traceback is printed."""
     fault = FAULTS[name]
@@ -64,6 +65,7 @@ def test_a_fault_gets_its_own_word(name, tmp_path, monkeypatch, capsys):
     assert "0 failed" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_what_a_killed_session_leaves_goes_at_the_next_start(tmp_path, short_folder, monkeypatch):
     """Its trace is judged as interrupted, a rank that hangs is gone, its temporary folder goes with the next run."""
     from tunecheck import runner

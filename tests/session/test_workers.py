@@ -315,6 +315,7 @@ def left_behind(tmp_path, seconds=20):
     return found
 
 
+@pytest.mark.slow
 def test_two_workers_on_two_cards_make_one_report(start, tmp_path):
     """Every run once, on a card that holds it, alone on it; the cap is in the trace and in the report."""
     output, status = ended(start(*TIERS, "--vram-cap", "8GiB", "-rs", shared=True))
@@ -341,6 +342,7 @@ def test_two_workers_on_two_cards_make_one_report(start, tmp_path):
     assert left_behind(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_an_error_with_a_name_and_nothing_is_repeated(start, tmp_path):
     """Its successor refuses what it had begun and judges the other run; no process stays."""
     first, second = RUNS[1], RUNS[0]
@@ -357,6 +359,7 @@ def test_a_killed_worker_is_an_error_with_a_name_and_nothing_is_repeated(start, 
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+@pytest.mark.slow
 def test_an_interrupted_session_of_workers_leaves_one_report_and_no_process(start, tmp_path, number):
     """The signal goes to the controller alone, as from a job that is cancelled."""
     process = start(*TIERS, settings=["training.max_steps=5000"])

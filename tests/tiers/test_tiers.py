@@ -189,6 +189,7 @@ def test_require_gpu_also_fails_what_could_run_on_the_cpu(tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+@pytest.mark.slow
 def test_an_interrupted_session_leaves_a_valid_report_and_no_child(tmp_path, number):
     """Within five seconds, however it is told to stop."""
     arguments = [*COMMAND, *ONE_RUN, *TINY_OPTIONS, "--set", "training.max_steps=5000"]
@@ -217,6 +218,7 @@ def test_an_interrupted_session_leaves_a_valid_report_and_no_child(tmp_path, num
     assert [child.cmdline() for child in left if child.status() != psutil.STATUS_ZOMBIE] == []
 
 
+@pytest.mark.slow
 def test_self_tests_make_no_session(tmp_path):
     """Only tiers vote: a session folder without a run would look like a pass."""
     done = run_pytest(tmp_path, "tests/results/test_domain.py")
