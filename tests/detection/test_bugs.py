@@ -129,7 +129,13 @@ def test_a_bug_is_named_in_bf16_too(id):
 
 
 @pytest.mark.parametrize(
-    "settings", [SHORT, tiny.TRAINED, TINY_BF16, MANY_STEPS], ids=["real", "tiny", "bf16", "many steps"]
+    "settings",
+    [
+        pytest.param(SHORT, id="real", marks=pytest.mark.slow),
+        pytest.param(tiny.TRAINED, id="tiny"),
+        pytest.param(TINY_BF16, id="bf16"),
+        pytest.param(MANY_STEPS, id="many steps"),
+    ],
 )
 def test_a_healthy_run_passes(settings):
     """No check fails; only what random weights rule out is unjudged."""
@@ -156,6 +162,7 @@ def test_unusual_settings_and_rows_pass(tmp_path):
 
 
 @pytest.mark.parametrize("id", ON_REAL_WEIGHTS)
+@pytest.mark.slow
 def test_a_bug_in_a_real_run_is_named(id):
     """The checks that name the cause fail."""
     plain = ["strategy=lora", "quantization=null"] if id in UNQUANTIZED else []
