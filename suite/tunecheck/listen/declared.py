@@ -216,16 +216,16 @@ def _described_by_itself(model: Any, parameters: Mapping[str, Any]) -> WatchedRu
 
 
 def run_of_loop(
-    model: Any, optimizer: Any, listener: Any, autocast: torch.dtype | None, objective: str, entry: Any
+    model: Any, optimizer: Any, listener: Any, autocast: torch.dtype | None, objective: str, entry: Any = None
 ) -> WatchedRun:
-    """Return what the model and the optimizer of a loop declare; `entry` is what each pass calls."""
+    """Return what the model and the optimizer of a loop declare; `entry` is what each pass calls, if not the model."""
     run, left_open = described(model)
     settings, why = adamw_settings(optimizer, own=True)
     left_open |= premises.OF_A_LOOP | opened(
         (objective, Premise.CAUSAL_LM),
         (why, Premise.UPDATE_RULE_KNOWN),
         *premises.of_loop(optimizer, objective, drops=run.drops),
-        *premises.of_compiled(entry),
+        *premises.of_compiled(model if entry is None else entry),
     )
     dtype = autocast or trained_model.dtype_of(model)
     training = WatchedTraining.model_construct(

@@ -190,7 +190,7 @@ def run_of(listener: Any, state: Any, loader: Any) -> declared.WatchedRun:
         micro_batch_size=args.per_device_train_batch_size,
         gradient_accumulation_steps=args.gradient_accumulation_steps,
         lr_scheduler=premises.SCHEDULES.get(schedule, "constant"),
-        **{"learning_rate": args.learning_rate, **settings},
+        **settings,
         weight_decay_on="all" if listener.own_optimizer else tuple(n for n in learns if n in decayed),
         max_grad_norm=args.max_grad_norm or None,
         precision=precision_of(trainer),
