@@ -83,7 +83,7 @@ def steps(model, batches, *, loss=lambda model, x, y: cross_entropy(model(x), y)
 def causal(**settings):
     """A small language model."""
     shape = {"num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32, "vocab_size": 64}
-    return LlamaForCausalLM(LlamaConfig(hidden_size=16, **shape, **settings))
+    return LlamaForCausalLM(LlamaConfig(**{"hidden_size": 16, **shape, **settings}))
 
 
 @pytest.mark.parametrize(
@@ -245,6 +245,20 @@ def test_adapters_lie_before_the_head(names, status, heard):
 
     train = lambda: steps(model, rows, loss=lambda model, ids: model(input_ids=ids, labels=ids).loss)  # noqa: E731
     assert heard("usual_tensors_learn", train).status is status
+
+
+@pytest.mark.parametrize(("frozen", "status"), [(slice(2), Status.PASSED), (slice(1, None), Status.SUSPECTED)])
+def test_the_last_layers_learn_rather_than_the_first(frozen, status, heard):
+    """Features of the first ones are those that fit many tasks."""
+    model = causal(num_hidden_layers=3)
+    for layer in model.model.layers[frozen]:
+        layer.requires_grad_(False)
+    rows = [(torch.randint(1, 60, (4, 9)),) for _ in range(STEPS)]
+
+    train = lambda: steps(model, rows, loss=lambda model, ids: model(input_ids=ids, labels=ids).loss)  # noqa: E731
+    finding = heard("usual_tensors_learn", train)
+    assert finding.status is status, finding.detail
+    assert ("2 of 3 layers of model.layers" in finding.detail) is (status is Status.SUSPECTED)
 
 
 class Forwarding(nn.Module):

@@ -47,7 +47,8 @@ class UsualTensorsLearn(Check):
     meaning = f"""A new head was frozen with the base: a filter by name misses it. Or all layers were frozen, and
     no adapters were added. Or requires_grad is set on a module, where requires_grad_(False) is to be called. Or tokens
     were added beside adapters, which leave the embeddings as they were drawn. Or a table of positions is made of zeros
-    with requires_grad=False. {BOTH_DRAWN} {NOT_LOADED}"""
+    with requires_grad=False. Or a slice of the layers is the wrong way round, so that the last ones are frozen.
+    {BOTH_DRAWN} {NOT_LOADED}"""
     remedy = """Print each parameter's name and requires_grad before the optimizer is made. Thaw the named tensors. Name
     added tokens in LoraConfig's trainable_token_indices, or the embeddings in modules_to_save."""
 
@@ -66,6 +67,7 @@ class UsualTensorsLearn(Check):
             f"{len(seen.drawn)} matrices are frozen as they were drawn at random: {some(seen.drawn)}": seen.drawn,
             f"{len(seen.at_0)} matrices are frozen at 0, so that they add nothing: {some(seen.at_0)}": seen.at_0,
             "no matrix and no bias of the layers learns, and no adapter lies before the head": seen.layers_rest,
+            f"{seen.upper_rest} are frozen, the last ones, and the first ones learn": seen.upper_rest,
             f"new embeddings of {len(seen.added)} tokens are frozen: {some([*map(str, seen.added)])}": seen.added,
             f"an attribute that torch does not read is to freeze {some(seen.misfrozen)}, which learns": seen.misfrozen,
             f"{len(seen.adapted)} matrices learn beside their low-rank factors: {some(seen.adapted)}": seen.adapted,

@@ -164,6 +164,7 @@ class MovementProbe(Probe[Movement]):
             both_drawn=self._both_drawn,
             uncalled=self._uncalled,
             added=tuple(sorted(token for token in self._read if token >= self._held)),
+            upper_rest=_upper_rest(session.model),
             layers_rest=_layers_rest(session.model, math.inf if session.run.holds(Premise.CAUSAL_LM) else A_HEAD),
             nonfinite=tuple(name for name, p in after.items() if not whole(p).isfinite().all()),
         )
@@ -294,6 +295,17 @@ def _layers_rest(model: Any, most: float) -> bool:
         return False
     learnt = sum(p.numel() for p in model.parameters() if p.requires_grad)
     return bool(learnt <= most * sum(p.numel() for p in {p for _, p in named}))
+
+
+def _upper_rest(model: Any) -> str:
+    """Return which layers at the end of a list rest whole, where those at its beginning learn; "" without any."""
+    for name, held in () if hasattr(model, "get_base_model") else model.named_modules():
+        layers = [*held] if isinstance(held, torch.nn.ModuleList) else []
+        learn = [any(p.requires_grad for p in layer.parameters()) for layer in layers]
+        alike = len({*map(type, layers)}) == 1 and len(layers) > 2
+        if alike and learn[0] and not learn[-1] and learn == sorted(learn, reverse=True):
+            return f"{learn.count(False)} of {len(learn)} layers of {name}"
+    return ""
 
 
 def _output_layer(model: Any) -> Any:

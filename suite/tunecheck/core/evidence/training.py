@@ -214,6 +214,8 @@ class Movement(Record):
     """Modules and tensors that learn, and have an attribute which looks like requires_grad and is False."""
     added: tuple[int, ...] = ()
     """Tokens of the rows whose embeddings no file brought, and that do not learn."""
+    upper_rest: str = ""
+    """How many layers at the end of a list rest whole, where those at its beginning learn."""
     layers_rest: bool = False
     """Whether no matrix and no bias of the layers of a model of transformers learns, and no adapter of peft's."""
 
