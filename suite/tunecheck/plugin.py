@@ -89,11 +89,6 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
     """Start a worker for each GPU; xdist counts for other tests, and where its own variable is set."""
     if os.environ.get("PYTEST_XDIST_AUTO_NUM_WORKERS") or not asks_for_tiers(config.args):
         return None
-    return worker_count()
-
-
-def worker_count() -> int:
-    """Return the number of GPUs that this process may compute on; 1 without any."""
     return max(1, len(probe().usable_gpus))
 
 

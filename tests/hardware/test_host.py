@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from tunecheck.hardware import Disk, Git, host
+from tunecheck.hardware import Disk, Git, host, probe
 
 
-def test_environment_keeps_what_changes_results_and_no_secret() -> None:
+def test_environment_keeps_what_changes_results_and_no_secret(monkeypatch) -> None:
     """A token is not kept, whatever its prefix, nor where results are written."""
     variables = {
         "CUDA_LAUNCH_BLOCKING": "1",
@@ -24,7 +24,8 @@ def test_environment_keeps_what_changes_results_and_no_secret() -> None:
         "HF_TOKEN": "hf_x",
         "PATH": "/bin",
     }
-    assert host.read_environment(variables) == {"CUDA_LAUNCH_BLOCKING": "1", "TUNECHECK_MODELS": "/m"}
+    monkeypatch.setattr("os.environ", variables)
+    assert probe().environment == {"CUDA_LAUNCH_BLOCKING": "1", "TUNECHECK_MODELS": "/m"}
 
 
 def test_missing_distribution_is_none() -> None:

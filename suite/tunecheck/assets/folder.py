@@ -233,28 +233,22 @@ def check_fit(folder: Path, model: Model, origin: str, *, exact: bool) -> tuple[
 
 def parameter_count(folder: Path, *, tied: bool) -> int:
     """Return the number of parameters in the folder's weight files, a tied head counted once. Raises WeightsDamaged."""
-    sizes = [pair for name in weight_files(folder) for pair in _element_counts(folder / name).items()]
-    return sum(
-        elements
-        for name, elements in sizes
-        # Old LLaMA files carry the rotary frequencies, which are a buffer.
-        if not name.endswith("rotary_emb.inv_freq") and not (tied and name == "lm_head.weight")
-    )
-
-
-def _element_counts(path: Path) -> dict[str, int]:
-    """Return each tensor's number of elements; the library checks the header against the file's size."""
     from safetensors import SafetensorError, safe_open
 
-    open_file(path, ANY_BYTES).close()  # the library would wait at a FIFO
-    try:
-        with safe_open(path, framework="numpy") as file:
-            names = file.keys()  # a safe_open is no mapping
-            return {name: math.prod(file.get_slice(name).get_shape()) for name in names}
-    except SafetensorError as error:
-        problem = f"its {path.stat().st_size} bytes are no whole safetensors file ({error})"
-        remedy = f"delete it and copy or download it again into {path.parent}"
-        raise damaged(path, problem, remedy) from error
+    sizes: dict[str, int] = {}
+    for path in (folder / name for name in weight_files(folder)):
+        open_file(path, ANY_BYTES).close()  # the library would wait at a FIFO
+        try:  # it checks the header against the file's size
+            with safe_open(path, framework="numpy") as file:
+                names = file.keys()  # a safe_open is no mapping
+                sizes |= {name: math.prod(file.get_slice(name).get_shape()) for name in names}
+        except SafetensorError as error:
+            problem = f"its {path.stat().st_size} bytes are no whole safetensors file ({error})"
+            remedy = f"delete it and copy or download it again into {path.parent}"
+            raise damaged(path, problem, remedy) from error
+    # Old LLaMA files carry the rotary frequencies, which are a buffer.
+    counted = (name for name in sizes if not name.endswith("rotary_emb.inv_freq"))
+    return sum(sizes[name] for name in counted if not (tied and name == "lm_head.weight"))
 
 
 def _same(found: Any, wanted: Any) -> bool:

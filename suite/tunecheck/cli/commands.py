@@ -11,12 +11,12 @@ from tunecheck.config import TIERS, run_sources
 from tunecheck.core.errors import ConfigError
 
 SHELLS = ("bash", "zsh", "fish")
-DESCRIPTION = "Check that LLM fine-tuning is correct: your own training, or reference runs on this machine."
 
 
 def parser() -> Parser:
     """Return the parser of all commands."""
-    parser = Parser(prog="tunecheck", description=DESCRIPTION)
+    told = "Check that LLM fine-tuning is correct: your own training, or reference runs on this machine."
+    parser = Parser(prog="tunecheck", description=told)
     parser.add_argument("--version", action="version", version=f"tunecheck {__version__}")
     parser.add_argument(
         "--configs",

@@ -38,7 +38,6 @@ from tunecheck.results.stored import without_secrets, write_verdict
 from tunecheck.session import CARD, IGNORE, REPEATED, RUN, SESSION_OPTIONS, SET, TierSession, written
 
 ANSWERS_FILE = "[tool.tunecheck] or tunecheck.toml"
-NODE_SECONDS, WAIT_SECONDS = 1800.0, 3600.0
 
 
 def add_commands(commands: Any) -> None:
@@ -90,9 +89,9 @@ def add_commands(commands: Any) -> None:
     named = "all, a number, or names such as n[1-8],n12; --judge expects them"
     fleet.add_argument("--nodes", type=_nodes, default="all", help=named)
     fleet.add_argument("--cpus", **COUNT, help="CPU cores per GPU")
-    fleet.add_argument("--time", **TIME, default=NODE_SECONDS, help="time limit per GPU (default 30min)")
+    fleet.add_argument("--time", **TIME, default=1800.0, help="time limit per GPU (default 30min)")
     silent = "time after which silent nodes are reported (default 1h)"
-    fleet.add_argument("--wait", **TIME, default=WAIT_SECONDS, help=silent)
+    fleet.add_argument("--wait", **TIME, default=3600.0, help=silent)
     fleet.add_argument("--at-once", **COUNT, help="nodes to run at a time (default: all)")
     for name in ("partition", "account", "constraint", "qos"):
         fleet.add_argument(f"--{name}", metavar="NAME", help=f"Slurm's --{name}")

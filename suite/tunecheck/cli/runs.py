@@ -228,21 +228,18 @@ def count_all(model: Model, *, rank: int = 8, targets: Sequence[str] = ("q_proj"
     """Return a count for each strategy, those with adapters once more with DoRA. Raises Unsupported."""
     shapes = tensor_shapes(model.architecture)
     total, lora = sum(map(prod, shapes.values())), {"r": rank, "target_modules": list(targets)}
-    counts = []
+    counts, found = [], dict[str, Any]()
     for name, strategy in STRATEGIES.items():
         for options in (lora, {**lora, "use_dora": True}) if "lora" in strategy.sections else ({},):
-            count = Count(strategy=name, options=options, trains=strategy.trains, total=total)
             # data and training do not change the count
             adapters = Lora.model_validate(options) if options else None
             run = Run.model_construct(model=model, strategy=name, lora=adapters)
             try:
-                trained = trained_shapes(run, shapes)
+                sizes = list(map(prod, trained_shapes(run, shapes)))
+                found = {"tensors": len(sizes), "parameters": sum(sizes), "percent": 100 * sum(sizes) / total}
             except Unsupported as error:
-                counts.append(replace(count, refused=str(error)))
-                continue
-            parameters = sum(map(prod, trained))
-            percent = 100 * parameters / total
-            counts.append(replace(count, tensors=len(trained), parameters=parameters, percent=percent))
+                found = {"refused": str(error)}
+            counts.append(Count(strategy=name, options=options, trains=strategy.trains, total=total, **found))
     return counts
 
 

@@ -35,7 +35,7 @@ def probe() -> Hardware:
         kernel=platform.release(),
         versions={name: host.distribution_version(name) for name in host.DISTRIBUTIONS},
         git=host.read_git(),
-        environment=host.read_environment(os.environ),
+        environment={name: os.environ[name] for name in host.ENVIRONMENT if name in os.environ},
     )
 
 

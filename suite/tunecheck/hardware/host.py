@@ -5,7 +5,7 @@ import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 
@@ -119,11 +119,6 @@ def _git(folder: Path, *arguments: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
-
-
-def read_environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return those of `variables` that can change a result, by name; never one that could hold a secret."""
-    return {name: variables[name] for name in ENVIRONMENT if name in variables}
 
 
 def cpu_quota_cores(membership: Path = MEMBERSHIP, root: Path = ROOT) -> float | None:

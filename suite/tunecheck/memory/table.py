@@ -50,12 +50,24 @@ def print_prediction(prediction: Prediction, console: Console) -> None:
     """Print one run: bytes by kind and by phase, the GPU's own share, and the GPUs that hold it."""
     console.print(Text(f"{prediction.run}, {prediction.precision}: predicted {prediction.predicted_at}, not measured"))
     console.print()
-    console.print(_kinds(prediction))
+    static, simulation = prediction.static, prediction.simulation
+    at_peak = f"at the peak ({simulation.peak_operation})"
+    table = PlainTable("kind", "exact bytes", at_peak, right=NUMBERS, gap=2)
+    for kind in (kind for kind in KINDS if kind != "gathered" or static.on_host):
+        words = {"activations": "activations and loss", "gathered": "layers in use"}.get(kind, kind.replace("_", " "))
+        exact = f"{getattr(static, kind):,}" if hasattr(static, kind) else ""
+        table.add_row(words, exact, human_bytes(simulation.at_peak.get(kind, 0)))
+    console.print(table)
     console.print()
-    console.print(_phases(prediction))
+    table = PlainTable("phase", "peak of the tensors", right=NUMBERS, gap=2)
+    for phase, size in prediction.phases.items():
+        table.add_row(phase, human_bytes(size))
+    table.add_row("with the cuBLAS workspace and whole blocks", human_bytes(prediction.allocator_bytes))
+    table.add_row("with the CUDA context", human_bytes(prediction.process_bytes))
+    console.print(table)
     console.print()
     console.print(Text(fit_words(prediction)))
-    if on_host := prediction.static.on_host:
+    if on_host := static.on_host:
         console.print(Text(f"in the host's memory: {human_bytes(on_host)} of weights, gradients and optimizer"))
     share = prediction.share
     for name, constant in (("cuBLAS workspace", share.cublas_workspace), ("CUDA context", share.cuda_context)):
@@ -107,24 +119,3 @@ def fit_words(prediction: Prediction) -> str:
     least = next((size for size, fits in prediction.fits.items() if fits), None)
     words = f"no GPU up to {max(prediction.fits)} GB" if least is None else f"GPUs of {least} GB and more"
     return f"{human_bytes(prediction.process_bytes)} in all: fits {words}"
-
-
-def _kinds(prediction: Prediction) -> PlainTable:
-    static = prediction.static
-    exact = {kind: getattr(static, kind, None) for kind in KINDS if kind != "gathered" or static.on_host}
-    at_peak = f"at the peak ({prediction.simulation.peak_operation})"
-    table = PlainTable("kind", "exact bytes", at_peak, right=NUMBERS, gap=2)
-    for kind, size in exact.items():
-        alive = prediction.simulation.at_peak.get(kind, 0)
-        words = {"activations": "activations and loss", "gathered": "layers in use"}.get(kind, kind.replace("_", " "))
-        table.add_row(words, "" if size is None else f"{size:,}", human_bytes(alive))
-    return table
-
-
-def _phases(prediction: Prediction) -> PlainTable:
-    table = PlainTable("phase", "peak of the tensors", right=NUMBERS, gap=2)
-    for phase, size in prediction.phases.items():
-        table.add_row(phase, human_bytes(size))
-    table.add_row("with the cuBLAS workspace and whole blocks", human_bytes(prediction.allocator_bytes))
-    table.add_row("with the CUDA context", human_bytes(prediction.process_bytes))
-    return table

@@ -23,9 +23,6 @@ from tunecheck.core.out_of_memory import exit_message, ran_out
 from tunecheck.core.text import one_line
 from tunecheck.core.unexpected import place_of
 
-NO_GUARD = 'a script that trains must do it under `if __name__ == "__main__":`, since every child imports it'
-
-
 WRITE_FAILED_WORDS = ("file write failed", "failed writing file", "I/O error")
 """Of libraries that write without Python and give no reason, as torch.save: whether the disk is full is looked up."""
 GPU_ERROR_WORDS = (
@@ -79,20 +76,14 @@ def ending_of(error: BaseException, device: str, folders: Sequence[Path] = ()) -
     if whose:
         cause = AttemptCause.HOST_MEMORY if whose == "host" else AttemptCause.GPU_MEMORY
         return Outcome(AttemptOutcome.OUT_OF_MEMORY, text or "the host is out of memory", cause)
-    if full := _disk_full(error, text, folders):
-        why = f"the disk is full: {full}; free some space and run again"
+    full = "" if is_disk_full(error) else _full(folders)
+    if is_disk_full(error) or (full and any(words in text for words in WRITE_FAILED_WORDS)):
+        why = f"the disk is full: {text}{full and f': {full}'}; free some space and run again"
         return Outcome(AttemptOutcome.FAILED, why, AttemptCause.DISK_FULL)
     unclear = "CUDA" in text and any(words in text for words in GPU_ERROR_WORDS)
     cause = AttemptCause.GPU_ERROR if unclear else AttemptCause.ERROR
     where = f" ({place_of(error)})" if error.__traceback__ else ""
     return Outcome(AttemptOutcome.FAILED, f"{type(error).__name__}: {text}{where}", cause)
-
-
-def _disk_full(error: BaseException, text: str, folders: Sequence[Path]) -> str:
-    if is_disk_full(error):
-        return text
-    full = _full(folders)
-    return f"{text}: {full}" if full and any(words in text for words in WRITE_FAILED_WORDS) else ""
 
 
 def _full(folders: Sequence[Path]) -> str:
@@ -114,7 +105,8 @@ def crash_of(exit_code: int | None, tail: str, *, began: bool, served: bool = Tr
         hint = " (the kernel's out-of-memory killer does this: look at dmesg)" if name == "SIGKILL" else ""
         cause = AttemptCause.KILLED if name in ("SIGKILL", "SIGTERM", "SIGHUP") else AttemptCause.SIGNAL
         return Outcome(AttemptOutcome.CRASHED, f"killed by {name}{hint}", cause)
-    why = "without saying why" if began else f"before its first line; {NO_GUARD}"
+    guard = 'a script that trains must do it under `if __name__ == "__main__":`, since every child imports it'
+    why = "without saying why" if began else f"before its first line; {guard}"
     return Outcome(AttemptOutcome.CRASHED, f"ended with status {exit_code} {why}", AttemptCause.EXIT)
 
 

@@ -1,12 +1,14 @@
-"""Training strategies: which parameters are trained. A strategy changes the model, never the loop."""
+"""Training strategies: which parameters are trained. A strategy changes the model, never the loop.
+
+It chooses them by modules and by names of tensors, so that one checks the other.
+"""
 
 from tunecheck.models.shapes import Shape, is_layer_linear
 from tunecheck.strategies import base_weights
-from tunecheck.strategies.base import Strategy as Strategy
 from tunecheck.strategies.base import StrategyConfig
 from tunecheck.strategies.lora import LoraAdapters, target_layers
 
-STRATEGIES: dict[str, Strategy] = {
+STRATEGIES: dict[str, base_weights.BaseWeights | LoraAdapters] = {
     "full": base_weights.FULL,
     "freeze_lower": base_weights.FREEZE_LOWER,
     "freeze_embeddings": base_weights.FREEZE_EMBEDDINGS,

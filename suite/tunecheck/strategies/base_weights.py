@@ -6,21 +6,24 @@ from typing import Any
 
 from tunecheck.core.errors import Unsupported
 from tunecheck.models.layer_names import EMBEDDING, HEAD, decoder_layers, layer_count, layer_of
-from tunecheck.strategies.base import Strategy, StrategyConfig
+from tunecheck.strategies.base import StrategyConfig
 
 LAST_LAYERS = 2
 """Number of last layers that `adapter_layers` and `last_layers_and_head` train whole."""
 
 
 @dataclass(frozen=True)
-class BaseWeights(Strategy):
+class BaseWeights:
     """Train weights of the model's own. A tied head is the embedding: one matrix with two uses."""
 
     trains: str
+    """Short description of what is trained, for a table."""
     parts: Callable[[Any], Iterable[Any]]
     """(model) -> modules and parameters that learn. Raises Unsupported."""
     names: Callable[[list[str], bool], Iterable[str]]
     """(tensors of the weight file, whether the head is tied) -> those that learn. Raises Unsupported."""
+    sections: tuple[str, ...] = ()
+    """Sections that a run of this strategy needs; it takes no other of `lora` and `quantization`."""
 
     def adapt(self, model: Any, run: StrategyConfig) -> Any:
         """Return the model with all else frozen. Raises Unsupported."""

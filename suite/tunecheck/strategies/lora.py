@@ -7,12 +7,12 @@ from typing import Any
 
 from tunecheck.core.errors import BrokenRules
 from tunecheck.core.spelling import nearest
-from tunecheck.strategies.base import Strategy, StrategyConfig
+from tunecheck.strategies.base import StrategyConfig
 from tunecheck.strategies.mixed_precision import multiply_in_input_dtype
 
 
 @dataclass(frozen=True)
-class LoraAdapters(Strategy):
+class LoraAdapters:
     """Train lora_A and lora_B of every target module in every layer, and with DoRA its magnitude."""
 
     trains: str = "low-rank adapters"
