@@ -1657,7 +1657,7 @@ def test_added_tokens_that_never_learn_are_their_own_cause():
         CHECKS["base_matches_file"]()(with_record(watched(), e.BaseFidelity, differing=(name,))).meaning
         for name in (frozen, "norm")
     ]
-    assert [cause.startswith("Tokens were added") for cause in causes] == [True, False]
+    assert [cause.startswith("Added tokens") for cause in causes] == [True, False]
 
 
 @pytest.mark.parametrize(("tensors", "told"), [(2, True), (3, False)], ids=["all", "some"])

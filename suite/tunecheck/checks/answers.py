@@ -88,8 +88,7 @@ class LabelsAsConfigured(Check):
     template does not match some rows. {PROMPTS_LEARNED} {ANSWER_MASKED} {OTHER_TOKENIZER}
     {" ".join(cause for *_, cause in DOUBTFUL.values())} {BEGUN_LATE}"""
     remedy = """Compare labels with tokens: run tunecheck rows. Mask padding by the attention mask, not by the token id.
-    Give the tokenizer a padding token of its own. Check the collator, and the {% generation %} marks of the
-    template."""
+    Give the tokenizer a padding token of its own. Check the collator and the template's {% generation %} marks."""
 
     max_unsupervised_share: float = 0.25
     """Share of the rows shorter than the longest one. Some data sets hold rows without an answer."""
@@ -157,9 +156,7 @@ def _labels_lost(rows: Iterable[evidence.RowSpan]) -> str:
     return f"the labels of {len(cut)} of {len(answers)} rows end at column {column}, before their tokens do"
 
 
-NO_END = (
-    "The template, the formatting function or the collator adds no end token. Generation then runs to its length limit."
-)
+NO_END = "Template, formatting function or collator adds no end token. Generation then runs to its length limit."
 NO_HEADER = "The rows lack the mark of the assistant's turn that apply_chat_template writes. Generation begins with it."
 CUT_ALIKE = "Answers are cut off at a number of tokens, and their end tokens with them."
 FIXED_WIDTH = "answers of one length, such as numbers of a fixed width, need no end"
@@ -238,8 +235,7 @@ class WrittenAnswersEnd(Check):
     needs = frozenset({"unknown_rows"})
     convention = "a target may need no end token, as where all have one length or a mark of their own"
     meaning = f"{NO_END} Or the end token is the padding token, and is masked with it. {FILLED} {BEGUN_TWICE}"
-    remedy = """Let the tokenizer add its special tokens to the targets, or append eos_token to each of them. Replace
-    label padding by -100."""
+    remedy = "Let the tokenizer add special tokens to targets, or append eos_token. Replace label padding by -100."
 
     max_open_share: float = 0.25
     """Share of the targets. Some data sets hold targets that were truncated earlier."""
@@ -288,10 +284,7 @@ def _common_length(rows: Sequence[evidence.RowSpan]) -> int:
     return tokens if times >= ALIKE * len(rows) else 0
 
 
-ANSWERS_EQUAL = (
-    "Both answers come from one column. Or prompts fill max_length, so that the answers are truncated. The two "
-    "gradients cancel, and the loss stays at ln 2."
-)
+ANSWERS_EQUAL = "Both answers come from one column, or max_length truncates them. The loss then stays at ln 2."
 PROMPTS_TWICE = "The columns of answers hold whole conversations beside a prompt column."
 RESTATES = "an answer may begin with its question"
 LABELS_EQUAL = "Every label is the same, as bool() of any non-empty string is True."
@@ -372,8 +365,7 @@ class BetterAnswersRaised(Check):
     """Share of the answers. It is 0 for a preference loss, a reward model, or a supervised loss on chosen answers, and
     a half if answers of different prompts are compared."""
     max_late_share: float = 0.25
-    """Share of the pairs. It is 0 if the mask of the answers fits, and 1 if it is off by one: only answers that begin
-    alike differ later."""
+    """Share of the pairs. It is 0 if the mask of the answers fits, and 1 if it is off by one."""
     max_of_others_share: float = 0.1
     """Share of the rows whose loss looks up another row's tokens. No row does by chance."""
     min_answers: int = 4

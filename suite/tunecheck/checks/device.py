@@ -38,8 +38,7 @@ class DeviceAsConfigured(Check):
 
     needs = frozenset({Premise.DEVICE_DECLARED})
     meaning = "Training fell back to the CPU without an error, or a part of the model was not moved."
-    remedy = """Run tunecheck doctor. Search the loading code for .to() and device_map, and the report's attempts for a
-    fallback."""
+    remedy = "Run tunecheck doctor. Search the loading code for .to() and device_map, the report for a fallback."
 
     def judge(self, trace: Trace) -> Finding:
         device, configured = trace.main.start.device, trace.run.device
@@ -69,8 +68,7 @@ class DtypesAsConfigured(Check):
     """
 
     needs = frozenset({Premise.CAUSAL_LM, Premise.DTYPES_DECLARED})
-    meaning = """A dtype argument was ignored, or a helper upcast the model. Memory doubles, or precision is lost,
-    without an error."""
+    meaning = "A dtype argument was ignored, or a helper upcast the model. Memory doubles, or precision is lost."
     remedy = """Compare the dtypes in this finding with the configuration. Do not call prepare_model_for_kbit_training.
     Pass dtype and the 4-bit compute dtype."""
 
@@ -119,10 +117,8 @@ class AttentionAsConfigured(Check):
     """
 
     needs = frozenset({Premise.CAUSAL_LM, Premise.ARCHITECTURE_KNOWN, Premise.ATTENTION_DECLARED})
-    meaning = """The model uses another attention implementation. Memory, speed and sometimes masks then differ from the
-    configuration."""
-    remedy = """Install the package that the implementation needs (flash-attn), or configure sdpa. Train with
-    use_cache=False."""
+    meaning = "The model uses another attention implementation. Memory, speed and sometimes masks then differ."
+    remedy = "Install the implementation's package (flash-attn), or configure sdpa. Train with use_cache=False."
 
     def judge(self, trace: Trace) -> Finding:
         wanted, named = trace.run.training.attention, trace.one(evidence.ForwardPaths).attention
@@ -183,8 +179,7 @@ class MatmulPrecision(Check):
 
     needs = frozenset({Premise.CAUSAL_LM, Premise.ARCHITECTURE_KNOWN})
     meaning = "TF32 is on, or the device computes wrongly."
-    remedy = """Call torch.set_float32_matmul_precision('highest') and unset NVIDIA_TF32_OVERRIDE. If the error remains,
-    test the GPU."""
+    remedy = "Call torch.set_float32_matmul_precision('highest'), unset NVIDIA_TF32_OVERRIDE, else test the GPU."
 
     max_error: float = 1e-5
     """fp32 gives 2e-7, TF32 about 5e-4."""

@@ -26,8 +26,7 @@ class EvaluationOracle(NumericCheck):
     """Error against the float64 mean over the evaluation's own logits, which contains no rounding of the model. 2e-7
     measured in fp32, bf16 and fp16."""
     min_logit_digits: int = 20
-    """Binary digits of the logits in fp32, whose numbers have 24. A mean loss averages 16-bit rounding away, logits do
-    not."""
+    """Binary digits of the logits in fp32, which has 24. A mean loss averages 16-bit rounding away."""
 
     def judge(self, trace: Trace) -> Finding:
         audits, problems, lines, errors = trace.all(EvaluationAudit), list[object](), [], []
@@ -144,8 +143,7 @@ class GenerationIsGreedy(NumericCheck):
     """Share of equal tokens. In 16 bit, the cached and the plain forward pass may resolve near ties differently."""
 
     max_error_fp32: float = 1e-3
-    """Error of the logits: a cached and a plain forward pass multiply in different orders. In 16-bit runs it also
-    applies to fp32 logits."""
+    """Error of the logits: cached passes multiply in another order. In 16-bit runs it also applies to fp32 logits."""
     max_error_16bit: float = 0.1
 
     def judge(self, trace: Trace) -> Finding:

@@ -48,9 +48,8 @@ class ForwardMatchesArchitecture(NumericCheck):
     meaning = """The weights are right, but the function is not. Attention uses wrong positions or a wrong scale. A
     layer is skipped or out of order. The activation or epsilon differs. A patched or fused kernel computes something
     else, or with too little precision."""
-    remedy = """Inspect the module that the finding names. Compare config.json with the run, and the model with patches
-    and fused kernels off. Load in bf16 through from_pretrained(dtype=...): model.to(bfloat16) also rounds the rotary
-    frequencies."""
+    remedy = """Inspect the named module. Compare config.json with the run. Turn patches and fused kernels off. Load in
+    bf16 through from_pretrained(dtype=...): model.to(bfloat16) also rounds the rotary frequencies."""
 
     max_error_fp32: float = 1e-4
     """Relative error of one relation; rounding gives 1e-6. In 16 bit it holds for relations computed in fp32 from the
@@ -121,8 +120,7 @@ class FirstLossBelowUniform(Check):
     """
 
     needs = frozenset({"suite_rows", Premise.PRETRAINED})
-    meaning = """The weights were never loaded. The tokenizer belongs to another model. The labels are wrong. Generated
-    text would be noise."""
+    meaning = "The weights were never loaded. The tokenizer belongs to another model. The labels are wrong."
     remedy = "Fix base_matches_file and tokens_match_template first if either failed. Generate a sentence and read it."
 
     max_share: float = 0.8

@@ -33,9 +33,8 @@ class WeightGradients(Check):
 
     needs = PLAIN_BACKWARD | {Premise.EVERY_ROW_SEEN, Premise.LOSS_UNSCALED, Premise.GRADIENT_WHOLE}
     premises_to_fail = UNCHANGED
-    meaning = """The optimizer receives another gradient than backward computed. Gradients are scaled, left over from
-    other steps, compressed, or summed with too little precision. A penalty or noise is added. A tied embedding trains
-    as a head alone."""
+    meaning = """The optimizer receives another gradient than backward computed: scaled, left over from other steps,
+    compressed, or summed too coarsely. A penalty or noise is added. A tied embedding trains as a head alone."""
     remedy = "Search for hooks on parameters, gradient compression, a scale that is not undone, and detach calls."
 
     max_error_fp32: float = 1e-4
@@ -70,8 +69,7 @@ class GradientMatchesLoss(Check):
     remedy = "Turn fused kernels and hooks off one by one. Run torch.autograd.gradcheck on them."
 
     max_error: float = 2e-3
-    """Error of the slope: 5e-5 to 2e-4 in three healthy runs of a tiny model, 1e-2 with one tensor's gradient
-    doubled."""
+    """Error of the slope: up to 2e-4 in three healthy runs of a tiny model, 1e-2 with one gradient doubled."""
     max_layer_error: float = 5e-3
     """Error of a layer's slope: up to 1.5e-4 in the 30 layers of SmolLM2-135M. A norm that loses half of its gradient
     gives 0.8, and hardly changes the whole model's slope."""
@@ -151,8 +149,7 @@ class GradientNormReported(NumericCheck):
     """The reported gradient norm is that of the unscaled gradients before clipping."""
 
     needs = frozenset({Premise.LOSS_UNSCALED, Premise.GRADIENT_WHOLE, Premise.CLIPPED_WHOLE, Premise.NORM_REPORTED})
-    meaning = """The norm is taken before unscaling, after clipping, or of other tensors. Clipping then differs from the
-    configuration."""
+    meaning = "The norm, by which clipping goes, is taken before unscaling, after clipping, or of other tensors."
     remedy = "Unscale first, clip second, and report the return value of clip_grad_norm_."
 
     max_error_fp32: float = 1e-4
@@ -177,8 +174,7 @@ class Fp16GradientsScaled(Check):
 
     needs = frozenset({"user_code"})
     convention = "the gradients that fp16 loses may matter little"
-    meaning = """The loop uses fp16 autocast, or a model in fp16, without torch.amp.GradScaler. Small gradients lose
-    digits, or become 0."""
+    meaning = "fp16 autocast, or a model in fp16, is used without torch.amp.GradScaler: small gradients lose digits."
     remedy = "Use bf16, or keep weights in fp32 and scale: scaler.scale(loss).backward(), scaler.step(), update()."
 
     max_share: float = 0.05
@@ -197,8 +193,7 @@ class Finite(Check):
     """Every loss, gradient norm, gradient and weight is finite in each applied step."""
 
     needs = frozenset()
-    meaning = """A number overflowed, most often in fp16. A mean was taken over zero supervised tokens. The GPU is
-    faulty."""
+    meaning = "A number overflowed, mostly in fp16. A mean was taken over zero supervised tokens. The GPU is faulty."
     remedy = "Inspect the first step that the finding names. Use bf16. Search its rows for one without labels."
 
     def judge(self, trace: Trace) -> Finding:

@@ -195,8 +195,7 @@ class RandomnessVaries(Check):
 
     needs = frozenset({"user_code"})
     convention = "a comparison of steps, or of models, under the same noise sets the seed again"
-    meaning = """The loop, the model or a callback sets a seed. Dropout masks, noise and samples are then the same in
-    every step."""
+    meaning = "The loop, the model or a callback sets a seed. Dropout, noise and samples are the same in every step."
     remedy = "Set the seed once, before building the model. Search the code for manual_seed and set_seed."
 
     max_alike: int = 2
@@ -212,10 +211,7 @@ class RandomnessVaries(Check):
         return self.at_most(alike, self.max_alike, detail)
 
 
-TOO_LONG = (
-    "The schedule counts micro-batches, or all epochs of all processes, but advances with the optimizer. The rate then "
-    "hardly falls."
-)
+TOO_LONG = "The schedule counts micro-batches or every process, but advances with the optimizer: the rate hardly falls."
 WARMUP_COPIED = "A warm-up in steps was copied from a longer training. The rate then hardly rises."
 NO_LENGTH = "num_training_steps is -1, or not more than the warm-up."
 DECAY_PER_BATCH = "A decay per epoch is stepped in each batch."
@@ -237,15 +233,13 @@ class ScheduleEnds(Check):
     epochs after the loop over batches."""
 
     max_ratio: float = 2.5
-    """Length of the schedule over the steps taken from it. A schedule that counts two accumulated micro-batches has
-    2."""
+    """Length of the schedule over the steps taken from it: 2 if it counts two accumulated micro-batches."""
     min_steps: int = 4
     """Optimizer steps. A shorter training counts as a trial."""
     max_after_end: float = 0.1
     """Share of the steps behind the schedule's end. A last partial window adds a step or two."""
     min_halving: float = 15.0
-    """Optimizer steps in which a decay without an end halves the rate. As epochs, PyTorch's MNIST example has 1.9, a
-    factor of 0.95 has 13.5."""
+    """Optimizer steps in which a decay without an end halves the rate. In epochs, a factor of 0.95 has 13.5."""
 
     def judge(self, trace: Trace) -> Finding:
         still = [seen for seen in trace.records(evidence.ScheduleTaken) if seen.never]

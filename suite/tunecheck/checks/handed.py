@@ -6,10 +6,7 @@ from tunecheck.core.finding import Finding
 from tunecheck.core.premises import Premise
 from tunecheck.core.trace import Trace
 
-BY_REFERENCE = (
-    "A best state is kept as model.state_dict(), whose tensors are the model's own and go on learning. Loading it "
-    "changes nothing."
-)
+BY_REFERENCE = "A best state is kept as model.state_dict(), whose tensors are the model's own and go on learning."
 ALL_FILTERED = "A filter keeps the keys that the model has, which is none of them: they have another prefix."
 JUST_TAKEN = "a state dict that was taken just before may be loaded again unchanged"
 
@@ -21,9 +18,8 @@ class StateDictKeysMatch(Check):
     """
 
     needs = frozenset({"user_code"})
-    meaning = f"""The keys have another prefix than the model (module., _orig_mod., base_model.model., another part's
-    name). With strict=False, load_state_dict drops them, and the model trains from its initial weights.
-    {ALL_FILTERED} {BY_REFERENCE}"""
+    meaning = f"""The keys have another prefix than the model (module., _orig_mod., base_model.model.), and strict=False
+    drops them. The model then trains from its initial weights. {ALL_FILTERED} {BY_REFERENCE}"""
     remedy = """Strip the prefix, load into the inner model, or remove strict=False. Check missing_keys and
     unexpected_keys in the return value of load_state_dict. Keep a best state by copy.deepcopy."""
 
@@ -198,9 +194,8 @@ class LossNormalisedOverAccumulation(Check):
     needs = frozenset({"user_code"})
     without = (LossDivided, "no step has several micro-batches, or a library computes the loss")
     premises_to_fail = frozenset({Premise.GRADIENTS_UNEDITED})
-    meaning = f"""{SUMMED_IN_LOOP} compute_loss or the model's head ignores num_items_in_batch. transformers 5.23 has
-    such heads for classification and BERT (its issue 47688). Since 4.46 the Trainer leaves the division to a model that
-    accepts that argument."""
+    meaning = f"""{SUMMED_IN_LOOP} compute_loss or the model's head ignores num_items_in_batch, as transformers 5.23
+    does for classification and BERT (its issue 47688). Since 4.46 the Trainer leaves the division to it."""
     remedy = """In a loop, divide each loss by the number of micro-batches. In a Trainer, divide a sum over tokens by
     num_items_in_batch, or a mean by self.current_gradient_accumulation_steps. Or let the Trainer divide: set
     loss_is_scaled_for_ga to False, in older versions model_accepts_loss_kwargs."""

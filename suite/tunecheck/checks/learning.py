@@ -63,8 +63,7 @@ class LossMoves(Check):
     min_expected: float = 1e-3
     """Expected fall over all steps, relative to the loss, needed for a verdict. DPO at rates of 1e-7 barely moves."""
     min_expected_fp32: float = 1e-4
-    """The same without 16-bit passes, which round small steps away: more than a hundred times the smallest spread that
-    counts as movement."""
+    """The same without 16-bit passes: more than a hundred times the smallest spread that counts as movement."""
     min_steps: int = 5
     """Applied steps needed for a verdict. Equal losses in fewer may be chance, or a warm-up from 0."""
     max_coarse_digits: int = 11
@@ -139,8 +138,7 @@ class LossKeepsFalling(Check):
     max_rise: float = 0.02
     """Rise of an evaluation over the smallest one before it, as a share."""
     max_late_rise: float = 0.15
-    """Rise of the last block's median over the smallest one, as a share. Without this limit, 8 % of simulated runs that
-    rise again pass."""
+    """Rise of the last block's median over the smallest one. Without it, 8 % of simulated rising runs pass."""
     max_p: float = 1e-3
     """Probability that a flat training loss looks like a falling one (Mann-Kendall)."""
 
@@ -177,8 +175,7 @@ class HeldoutImproves(LossFalls):
     """The loss on held-out rows about other facts falls by at least the configured share."""
 
     split = "heldout"
-    meaning = """The model memorises its training rows, or the evaluation is wrong. Held-out perplexity rises while the
-    training loss falls."""
+    meaning = "The model memorises its training rows, or the evaluation is wrong."
     remedy = "Train fewer epochs, or lower the rate or the rank. Fix evaluation_oracle first if it failed."
 
     min_fall: float = 0.0
@@ -229,8 +226,7 @@ class CanaryLearned(Check):
     needs = frozenset({"canary", Premise.PRETRAINED})
     meaning = """Training does not reach generation. The template differs at generation time. The end token is not
     supervised. The adapters are not applied."""
-    remedy = """Compare the expected and the generated text. Fix tokens_match_template and adapters_applied first if
-    either failed."""
+    remedy = "Compare both texts. Fix tokens_match_template and adapters_applied first if either failed."
 
     def judge(self, trace: Trace) -> Finding:
         answers = {generation.when: generation for generation in trace.all(Generation) if generation.expected}

@@ -35,8 +35,7 @@ class LiveTensorsFlat(Check):
     max_growth: float = 0.5
     """Tensors per step. A healthy run has 0, a kept loss at least 1."""
     max_copies: float = 0.34
-    """Full copies of the weights per step. A script with early stopping keeps its best weights, and may start an
-    average."""
+    """Full copies of the weights per step. A script may keep its best weights, and start an average."""
     max_graphs: float = 0.75
     """Share of the earlier steps whose graphs are alive. Some add up the losses of a few steps."""
 
@@ -87,8 +86,7 @@ class MemoryFlat(Check):
     warm_up_steps: int = 20
     """Steps in which caches and the optimizer state may still grow."""
     max_slope_bytes: float = 64.0
-    """Bytes per step. Allocators count in units of 512, so that the check finds a tensor kept every eighth step, and no
-    smaller leak."""
+    """Bytes per step. Allocators count in units of 512: a tensor kept every eighth step is found, no smaller leak."""
     max_rise_bytes: float = 65536.0
     """Bytes over the whole run. A healthy step ends with up to ten unread losses and norms (512 bytes each) and one
     window of tokens (24 bytes each). At 512 tokens this is under 40 KiB. Twenty healthy runs of a tiny model on the CPU
@@ -117,14 +115,11 @@ class VramCeiling(Check):
     """Allocated GPU memory stays below the configured ceiling while the run trains."""
 
     needs = frozenset({"suite_rows", "named"})
-    meaning = """Weights are not 4-bit. Logits or activations are kept in fp32. Gradient checkpointing is off. Memory
-    leaks."""
-    remedy = """Fix quantization_as_configured and checkpointing_as_configured first if either failed. Then use shorter
-    rows, or a chunked loss."""
+    meaning = "Weights are not 4-bit. Logits or activations are in fp32. Gradient checkpointing is off. Memory leaks."
+    remedy = "Fix quantization_as_configured and checkpointing_as_configured first. Shorten rows, or chunk the loss."
 
     ceiling_mib: int
-    """Peak of the allocator in the first step and the steady phase, in MiB. The report shows the peak of loading, which
-    is not judged."""
+    """Peak of the allocator in the first step and the steady phase, in MiB. The peak of loading is not judged."""
 
     def judge(self, trace: Trace) -> Finding:
         if not on_gpu(trace):
@@ -165,18 +160,15 @@ ORDER = (
 
 
 class MemoryOrder(Check):
-    """Each memory setting saves memory: checkpointing, one row instead of 4, 4 bit instead of 16, adapters instead of
-    all weights."""
+    """Checkpointing, one row instead of 4, 4 bit instead of 16, and adapters instead of all weights save memory."""
 
     needs = frozenset({"memory_order"})
     meaning = """A memory-saving setting has no effect. Weights were not quantised. The checkpointing flag does not
     reach the layers. Frozen weights get gradients."""
-    remedy = """Check quantization_as_configured, checkpointing_as_configured and trainable_set of the variant for
-    failures."""
+    remedy = "Check the variant's quantization_as_configured, checkpointing_as_configured and trainable_set."
 
     max_ratio: float = 0.98
-    """Peak of the smaller variant over that of the larger one. By arithmetic each of these differences exceeds the
-    limit."""
+    """Peak of the smaller variant over that of the larger one. By arithmetic each difference exceeds the limit."""
 
     def judge(self, trace: Trace) -> Finding:
         required(on_gpu(trace), "trained on the CPU, which records no peak of allocated memory")
@@ -201,8 +193,7 @@ class MemoryReturned(Check):
     """After teardown, nearly all tensors of the session are released."""
 
     needs = frozenset({"suite_rows"})
-    meaning = """A global list, a closure, a hook or a kept exception holds the model. The next run starts with less
-    memory."""
+    meaning = "A global list, a closure, a hook or a kept exception holds the model. The next run has less memory."
     remedy = "Drop references in finally. Never keep exceptions or outputs in module-level lists."
 
     max_share: float = 0.01
@@ -220,13 +211,11 @@ class CardReturnsToBaseline(Check):
 
     needs = frozenset({"fallback"})
     meaning = "A process of the attempt is still alive and holds GPU memory. The next attempt has less."
-    remedy = """Find the process in nvidia-smi. End every process that the training started, such as data workers and
-    servers."""
+    remedy = "Find the process in nvidia-smi. End all that the training started, such as data workers and servers."
 
     max_growth_mib: float = 64
     """Growth of the memory that the driver reports for the whole GPU, without other processes. A CUDA context takes
-    several times as much. Not measured on a GPU yet. The check fails only if a process of the attempt is left, since
-    windows take memory too."""
+    several times as much. Not measured on a GPU yet. Windows take memory, too: only a process that is left fails."""
 
     def judge(self, trace: Trace) -> Finding:
         watched = [(attempt, seen) for attempt in trace.attempts if (seen := telemetry(attempt)) is not None]

@@ -70,9 +70,7 @@ QUIET_PHASE = "a script may end its training without dropout, or with the statis
 NOISY_EVALUATION = "noise in passes without gradients may be meant, as for an uncertainty or a second view"
 NOISY_TEACHER = "noise in a teacher's answers may be meant, as in a mean teacher or for an uncertainty"
 TEACHER_TRAINING = "A teacher or a reference model is in train mode: nothing calls its eval()."
-NEVER_TRAINING = (
-    "Nothing calls model.train() after from_pretrained, which returns a model in eval mode, or after model.eval()."
-)
+NEVER_TRAINING = "Nothing calls model.train() after model.eval(), or after from_pretrained, which returns eval mode."
 IN_EVAL = "in eval mode"
 
 
@@ -175,8 +173,7 @@ class ParametersCounted(Check):
 
     needs = frozenset({Premise.COUNT_DECLARED})
     convention = "a model may be changed after it was built from its configuration"
-    meaning = f"""{TENSORS_COUNTED} An adapter has another rank than configured. Layers are missing. A tied matrix
-    exists twice."""
+    meaning = f"{TENSORS_COUNTED} An adapter has another rank. Layers are missing. A tied matrix exists twice."
     remedy = """Count elements, not tensors. Compare with `tunecheck strategies MODEL`. Check the number of layers and
     the tied head in the model's configuration."""
 
@@ -214,8 +211,7 @@ class QuantizationAsConfigured(Check):
     needs = frozenset({"quantized", Premise.CAUSAL_LM})
     meaning = """Some or all layers bypassed 4-bit loading. The quantisation type differs from the configured one. A
     product keeps the weight that it unpacks, which costs the memory that 4 bit should save."""
-    remedy = """Pass the quantization config to from_pretrained. Set the type and the compute dtype: bitsandbytes
-    defaults to fp4 and fp32."""
+    remedy = "Pass the quantization config to from_pretrained, with type and compute dtype: else they are fp4 and fp32."
 
     def judge(self, trace: Trace) -> Finding:
         seen, wanted = trace.one(evidence.Quantization), recorded(trace.run.quantization, "the run has no quantization")
@@ -242,10 +238,7 @@ class QuantizationAsConfigured(Check):
         return self.found(len(got) == due, detail, measured=len(got), limit=due, problems=problems, compared=len(got))
 
 
-UNTRAINED_TOKENS = (
-    "Tokens were added, and their embeddings keep their random values. peft trains them with trainable_token_indices, "
-    "or with the embedding and the head in modules_to_save."
-)
+UNTRAINED_TOKENS = "Added tokens keep random embeddings: name them in trainable_token_indices, or in modules_to_save."
 
 
 class BaseMatchesFile(Check):
@@ -255,8 +248,7 @@ class BaseMatchesFile(Check):
     convention = "weights may be changed after loading, as where a layer begins anew"
     meaning = f"""Weights were not loaded, were loaded into the wrong place, or were overwritten by a later
     initialisation. Generated text is then noise. {UNTRAINED_TOKENS}"""
-    remedy = """Compare the named tensors with the file. Update transformers. Do not call init_weights after
-    from_pretrained."""
+    remedy = "Compare the named tensors with the file. Update transformers. Call no init_weights after from_pretrained."
 
     max_error_nf4: float = 0.14
     """Relative error of an nf4 tensor in blocks of 64: 0.091 to 0.113 over the 210 tensors of SmolLM2-135M, 24 rows of
@@ -362,8 +354,7 @@ class WeightsInUse(NumericCheck):
     needs = frozenset({"trains_base", Premise.CAUSAL_LM, Premise.FORWARD_REPEATABLE})
     meaning = """The forward pass uses a copy of a weight, in another dtype, fused or merged, which misses the updates.
     A module is skipped, or omits its bias. Another adapter is active than the trained one."""
-    remedy = """Inspect the module that the finding names: find what replaced its forward, and when that refreshes its
-    copy of the weight."""
+    remedy = "Find what replaced the forward of the named module, and when that refreshes its copy of the weight."
 
     max_error_fp32: float = 1e-4
     """Rounding gives 1e-6. With all trained tensors halved, a stale copy is off by 1."""

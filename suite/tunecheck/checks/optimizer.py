@@ -16,10 +16,7 @@ from tunecheck.core.snapshot import TrainingSnapshot
 from tunecheck.core.text import counted
 from tunecheck.core.trace import ADAMW, Trace
 
-OUTDATED = (
-    "The optimizer was built before the model was wrapped, loaded or resized. It updates tensors that the model no "
-    "longer uses."
-)
+OUTDATED = "The optimizer was built before the model was wrapped, loaded or resized, and holds tensors out of use."
 LEFT_OUT = "The list of its tensors leaves some out: a filter drops them, or a generator was exhausted before."
 MOST_REST = "most of a model may rest under a new head, or beside factors of LoRA, without being frozen"
 TWO_GROUPS = "Two parameter groups list the same tensor."
@@ -120,8 +117,7 @@ class LearningRateTrace(Check):
     """
 
     needs = frozenset({Premise.SCHEDULE_KNOWN})
-    meaning = """The scheduler advances per micro-batch, per process, or on skipped steps. It restarts after a resume.
-    Nothing advances it."""
+    meaning = "The scheduler advances per micro-batch, per process, on skipped steps or never. A resume restarts it."
     remedy = "Call scheduler.step() once after each applied optimizer step."
 
     max_error: float = 1e-6
@@ -161,8 +157,7 @@ class StepsApplied(Check):
     needs = frozenset()
     meaning = f"""The run ended early. The gradient scaler skips steps after fp16 overflow. The schedule ended before
     the training. {NEVER_STEPS} {NEVER_LEARNS} {MADE_ANEW} {SAME_TENSORS}"""
-    remedy = """Use bf16. Check the gradient norms of the skipped steps. Build the schedule for all optimizer steps of
-    all epochs."""
+    remedy = "Use bf16. Check the gradient norms of skipped steps. Build the schedule for the steps of all epochs."
 
     max_skipped: int = 3
     """fp16's scaler starts high and may skip its first one to three steps."""
@@ -241,11 +236,9 @@ class UpdatesMatchAdamw(NumericCheck):
     max_error_fp32: float = 5e-3
     """2e-5 measured at the last steps, whose updates are smallest relative to the rounding of the weights."""
     max_moment_error_fp32: float = 5e-4
-    """Error of the averages, which are sums without cancellation: 3e-7 measured. Moments kept in bf16 are off by
-    1e-3."""
+    """Error of the averages, sums without cancellation: 3e-7 measured. Moments kept in bf16 are off by 1e-3."""
     max_error_16bit: float = 5e-3
-    """Adapters and averages are fp32 in 16-bit arithmetic too, unless adapter_dtype is model. At most 3e-4 measured in
-    240 tiny runs in bf16."""
+    """Adapters and averages are fp32 too, unless adapter_dtype is model: 3e-4 measured in 240 tiny bf16 runs."""
     max_error_16bit_weights: float = 0.3
     """Error with adapter_dtype: model in 16 bit, whose updates have the size of rounding: 0.08 measured."""
     max_length_error: float = 2e-4
@@ -315,8 +308,7 @@ class TrainableMoved(Check):
 
     min_share: float = 0.5
     """Smallest share of changed elements in any tensor; 1.0 in healthy LoRA runs. Judged if AdamW trains a causal
-    language model. Other optimizers may update by less than a weight's last digit, and other models have dead units and
-    sparse inputs."""
+    language model: other optimizers may update by less than a last digit, other models have dead units."""
     min_share_16bit_weights: float = 0.1
     """The same with adapter_dtype: model in 16 bit, which loses small updates: 0.35 measured after four steps."""
 

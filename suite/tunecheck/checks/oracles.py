@@ -177,9 +177,8 @@ class WindowGradient(NumericCheck):
 
     max_error_fp32: float = 1e-4  # 1e-6 measured; a softmax in bf16 is off by 3e-4
     max_error_16bit: float = 5e-2
-    """Error in bf16 or fp16, for up to six layers. Layers round independently: errors of L layers add up as sqrt(L),
-    and the limit grows by sqrt(L / 6). It is 0.11 for SmolLM2-135M, whose healthy bf16 trainings reach 0.055 on a CPU
-    with AMX."""
+    """Error in bf16 or fp16, for up to six layers. Layers round independently, so that the limit grows by sqrt(L / 6):
+    to 0.11 for SmolLM2-135M, whose healthy bf16 trainings reach 0.055 on a CPU with AMX."""
     max_error_autocast: float = 0.2
     """Error for a base trained under autocast: a 16-bit forward pass is compared with an fp32 one. Up to 0.07 in 35
     healthy tiny runs in bf16. Mistakes in loss or gradient are judged at the logits, with their full digits."""
@@ -205,14 +204,12 @@ class AccumulationOracle(WindowGradient):
     worst_tensor_factor: float = 4.0
     """Error of a single tensor over that of the whole gradient."""
     max_token_ratio: float = 2.0
-    """Supervised tokens of a step's largest micro-batch over its smallest, in a loop that averages micro-batch
-    means."""
+    """Supervised tokens of a step's largest micro-batch over its smallest, in a loop that averages means."""
     max_error_own_logits: float = 5e-4
     """Error of the gradient by the trainer's own logits, both rounded to their dtype. At most 1e-6 measured on a tiny
     model and 8e-5 on SmolLM2-135M, in fp32, bf16 and fp16. A softmax in bf16 is off by 3e-3. A z-loss of 1e-3 is off by
     6e-4 with nearly uniform logits, and by 1e-2 in a trained model. The limit is at least one unit in the last place of
-    the largest element. A loss near 0 has a gradient of few elements, 1e-3 off in one of 195 healthy tiny runs in
-    bf16."""
+    the largest element. A loss near 0 has a gradient of few elements, 1e-3 off in one of 195 tiny bf16 runs."""
 
     def judge(self, trace: Trace) -> Finding:
         limit, skipped = self.limit(trace), trace.skipped

@@ -33,8 +33,7 @@ class ReplicasEqual(Check):
     across_ranks = True
     meaning = """Each process draws its own weights. A gradient is not averaged, through a late no_sync or an unwrapped
     module. Some ranks skip a step. The ranks then train different models, and only one is saved."""
-    remedy = """Let DDP broadcast the initial weights. Call the wrapped model. Clip, skip and step by numbers that all
-    ranks share."""
+    remedy = "Let DDP broadcast the weights. Call the wrapped model. Clip, skip and step by numbers that ranks share."
 
     def judge(self, trace: Trace) -> Finding:
         counts = [len(trace.of_rank(rank).records(evidence.Step)) for rank in trace.ranks]
@@ -77,8 +76,7 @@ class RowsTrainedOnce(Check):
 
     needs = frozenset({"parallel"})
     across_ranks = True
-    meaning = """Ranks read the same shard, or overlapping ones. An epoch then takes its usual time but covers only part
-    of the rows, repeatedly."""
+    meaning = "Ranks read the same shard, or overlapping ones. An epoch then covers a part of the rows repeatedly."
     remedy = "Give rank r every N-th row from row r on, as DistributedSampler does."
 
     def judge(self, trace: Trace) -> Finding:
@@ -195,8 +193,7 @@ class RanksReportAlike(Check):
 
     needs = frozenset({"parallel"})
     across_ranks = True
-    meaning = """A rank reports the loss or metric of its own rows. Or the norm, the rate or a skipped step belongs to
-    one rank."""
+    meaning = "A rank reports the loss or metric of its own rows, or a norm, a rate or a skipped step of its own."
     remedy = "Sum losses and token counts over the ranks, and divide once. Compute the norm after averaging gradients."
 
     def judge(self, trace: Trace) -> Finding:
@@ -270,8 +267,7 @@ class DropoutDiffersByRank(Check):
 
     across_ranks = True
     needs = frozenset({"parallel", "dropout", "suite_rows"})
-    meaning = """All ranks have the same seed. All drop the same activations, so that their average is as noisy as one
-    rank's."""
+    meaning = "All ranks have one seed, and drop the same activations: their average is as noisy as one rank's."
     remedy = "Add the rank to the seed, after creating the weights."
 
     def judge(self, trace: Trace) -> Finding:
@@ -290,8 +286,7 @@ class SavedByOneRank(Check):
 
     needs = frozenset({"parallel"})
     across_ranks = True
-    meaning = """Several ranks write the same file at once. Or a rank continues, and may read or upload the file before
-    it is complete."""
+    meaning = "Several ranks write the same file at once. Or a rank continues before the file is complete."
     remedy = "Write on rank 0 only, then call a barrier on every rank."
 
     def judge(self, trace: Trace) -> Finding:
@@ -343,13 +338,11 @@ class RanksKeepPace(Check):
     needs = frozenset({"parallel", Premise.CAUSAL_LM})
     speed = True
     meaning = "One device is throttled, shared, or in another power state. Every step waits for it."
-    remedy = """Compare clocks, temperature and other processes of this rank's device with the others. Remove the device
-    from the job."""
+    remedy = "Compare this device's clocks, temperature and processes with the others'. Remove it from the job."
 
     max_ratio: float = 3.0
-    """Time per token of the forward passes over the median of the other ranks, exceeded in three steps of four. The
-    limit is generous. On two busy cores, two healthy ranks differed by up to 4 in single steps, and by 1.2 in the
-    median of 11."""
+    """Time per token of the forward passes over the median of the other ranks, exceeded in three steps of four. On two
+    busy cores, two healthy ranks differed by up to 4 in single steps, and by 1.2 in the median of 11."""
     late_seconds: float = 5.0
     """Seconds that other ranks waited for this one before the training. The finding names a slower rank."""
 

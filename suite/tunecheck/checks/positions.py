@@ -26,12 +26,8 @@ ONE_OFF = {
 }
 """Field of PositionGradients to what it shows."""
 OTHER_WEIGHTS = "a loss may weigh the tokens of an answer on purpose"
-LEARNED_ALIKE = (
-    "Padding or placeholders have labels, or the labels of CTC are padded. Or the vocabulary lacks most words."
-)
-OVER_ALL = (
-    "A mean runs over all positions, as mean() of losses that a mask has multiplied. Rows with few labels teach less."
-)
+LEARNED_ALIKE = "Padding, placeholders or padded labels of CTC are learned. Or the vocabulary lacks most words."
+OVER_ALL = "A mean runs over all positions, as mean() of losses that a mask has multiplied."
 CONSTANT = "a loss may be divided by its batch's shape on purpose, as by a constant"
 RESTS = "a signal may rest, as silence does, and classes may be unequal"
 MASK_OFF = "A mask of answers is one position off from the scores that it is multiplied with."
@@ -52,8 +48,7 @@ class NoLossOnPadding(Check):
     needs = frozenset({"user_code"})
     meaning = f"""Padding has labels. A term of the loss, such as smoothing or a divergence, is not masked. {OVER_ALL}
     The last position of a right-padded row is used as its last token. {MASK_OFF} {LEARNED_ALIKE}"""
-    remedy = """Multiply each term of the loss and each mean by attention_mask. Read a row's last token at
-    attention_mask.sum(1) - 1."""
+    remedy = "Multiply each term and mean by attention_mask. Read a row's last token at attention_mask.sum(1) - 1."
 
     max_share: float = 1e-3
     """Share of the gradient's norm. It is exactly 0 without loss on padding, in every precision. It is 0.02 if one row
@@ -168,9 +163,8 @@ class RowsReachLoss(Check):
 
     needs = frozenset({"user_code"})
     convention = "a later part of each row may be context for nothing, such as turns that are not learned"
-    meaning = f"""The first position of a causal model is used as the summary of its row, as in BERT. It sees its own
-    token alone. Or an index of the last token is taken from the other side. {INVERTED} {BEGUN_LATE} {DETACHED}
-    {TAGS_OFF}"""
+    meaning = f"""The first position of a causal model is used as the summary of its row, as in BERT. Or an index of the
+    last token is taken from the other side. {INVERTED} {BEGUN_LATE} {DETACHED} {TAGS_OFF}"""
     remedy = "Use the last token of each row, at attention_mask.sum(1) - 1 if rows are padded on the right, or a mean."
 
     max_unseen_share: float = 0.5

@@ -20,8 +20,7 @@ class HeldoutIsDisjoint(Check):
     """
 
     needs = frozenset({"suite_rows"})
-    meaning = """The split was made after rows were repeated or mixed. The held-out loss then measures memorisation
-    alone."""
+    meaning = "The split was made after rows were repeated or mixed. The held-out loss then measures memorisation."
     remedy = "Split before any other processing, by instruction rather than by row number."
 
     def judge(self, trace: Trace) -> Finding:
@@ -99,8 +98,7 @@ class BatchesDiffer(Check):
     """Every micro-batch of the first epoch is different, unless the data set repeats rows."""
 
     needs = frozenset({"suite_rows"})
-    meaning = """The data loader restarts at each step, or a seed is reset. The model then memorises one batch, and its
-    loss falls fast."""
+    meaning = "The data loader restarts at each step, or a seed is reset. The model then memorises one batch."
     remedy = "Create the loader's iterator once, outside the training loop. Do not reseed inside the loop."
 
     def judge(self, trace: Trace) -> Finding:
@@ -130,8 +128,7 @@ class RowOrder(Check):
     """
 
     needs = frozenset({"suite_rows"})
-    meaning = """The order depends on more than the seed. Rows are skipped or repeated. A resume replays data. Another
-    file was read."""
+    meaning = "The order depends on more than the seed. Rows are skipped or replayed. Another file was read."
     remedy = "Derive the row order from the seed and the epoch alone."
 
     def judge(self, trace: Trace) -> Finding:
@@ -177,9 +174,8 @@ class MaskAndPositions(Check):
     """
 
     needs = frozenset({"user_code", Premise.CAUSAL_LM, Premise.POSITIONS_FOLLOWED})
-    meaning = f"""The attention mask was built from the labels, so that answers do not attend to their prompt. The mask
-    is all ones over left padding. position_ids are constant, so that the model cannot tell the order of tokens.
-    {BEGIN_LATER}"""
+    meaning = f"""The attention mask was built from the labels, so that answers do not attend to their prompt. Or it is
+    all ones over left padding. position_ids are constant. {BEGIN_LATER}"""
     remedy = "Build the mask from the row lengths. Omit position_ids, or count them up within each document."
 
     def judge(self, trace: Trace) -> Finding:
@@ -267,13 +263,8 @@ class RowsComeOnce(Check):
         return self.at_most(len(seen.repeated) + len(seen.replayed), 0, detail, meant=meant, causes=causes)
 
 
-BEGINNINGS_CUT = (
-    "The collator, or the tokenizer's truncation_side, keeps the last tokens of a row and drops its prompt."
-)
-ENDS_CUT = (
-    "The length limit is shorter than many rows, and truncation is silent. The model then trains on answers without an "
-    "end, or on no answers."
-)
+BEGINNINGS_CUT = "The collator, or the tokenizer's truncation_side, keeps a row's last tokens and drops its prompt."
+ENDS_CUT = "The length limit is shorter than many rows. The model then trains on answers without an end, or on none."
 END_KEPT = "A tokenizer truncates most rows to one length, and keeps its last special token."
 ONE_LENGTH = "a task may have rows of one length, and a text's beginning may be all that matters"
 
@@ -289,8 +280,7 @@ class RowsWhole(Check):
     needs = frozenset({"user_code"})
     convention = "the beginning of a row may be all that matters, as with titles"
     meaning = f"{ENDS_CUT} {BEGINNINGS_CUT} {END_KEPT}"
-    remedy = """Raise the length limit (max_length, cutoff_len), or drop rows that exceed it. Search the collator for
-    slices."""
+    remedy = "Raise the length limit (max_length, cutoff_len), or drop longer rows. Search the collator for slices."
 
     max_cut_share: float = 0.05
     """Share of the rows that lose their end. Many data sets hold a few rows that are too long."""

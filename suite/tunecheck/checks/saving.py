@@ -22,8 +22,7 @@ class AdapterRoundTrip(NumericCheck):
     premises_to_fail = frozenset({Premise.GRADIENT_DUE})
     meaning = """The file is empty or partial. Its keys were renamed, so that the loader ignores them. A fresh adapter
     was saved instead of the trained one."""
-    remedy = """Compare the names in the file with the model's. Load with PeftModel.from_pretrained, never with
-    get_peft_model."""
+    remedy = "Compare the file's names with the model's. Load with PeftModel.from_pretrained, not get_peft_model."
 
     max_error_fp32: float = 1e-6  # 0.0 measured
     max_error_16bit: float = 1e-6
@@ -65,15 +64,12 @@ class AdapterReadsBack(NumericCheck):
     needs = frozenset({"read_back", Premise.CAUSAL_LM, Premise.FILES_WRITTEN_HERE})
     meaning = """The saved files lack something that the training process held in memory: another alpha, other targets,
     or a base that changed during training."""
-    remedy = """Compare adapter_config.json with the run. Fix base_untouched and adapter_round_trip first if either
-    failed."""
+    remedy = "Compare adapter_config.json with the run. Fix base_untouched or adapter_round_trip first if it failed."
 
     max_error_fp32: float = 1e-4
-    """Error in fp32 arithmetic; a 16-bit run is widened for this. Equal on the CPU. A GPU may choose other kernels in
-    another process."""
+    """Error in fp32 arithmetic, also of 16-bit runs. 0 on the CPU; another process may have other kernels on a GPU."""
     max_error_16bit: float = 0.05
-    """Error in the run's own arithmetic. peft always loads adapters in fp32, so that products round differently. 0.005
-    measured in bf16."""
+    """Error in the run's own arithmetic: peft loads adapters in fp32, which rounds otherwise. 0.005 in bf16."""
     min_effect: float = 1e-3
     """Effect of the adapters, on against off. Without one the comparison would prove nothing."""
 
@@ -102,9 +98,8 @@ class MergeKeepsFunction(NumericCheck):
     merge_and_unload(safe_merge=True)."""
 
     max_error_fp32: float = 1e-4
-    """Healthy runs give 1.4e-6 on SmolLM2-135M after 16 steps, and up to 5e-7 on a tiny model with LoRA, DoRA and
-    rsLoRA. Rounding to 4 bit again, or merging into the file's weights, gives 0.30, and at least 0.011 on the tiny
-    model."""
+    """Healthy runs give 1.4e-6 on SmolLM2-135M after 16 steps, and 5e-7 on a tiny model. Rounding to 4 bit again, or
+    merging into the file's weights, gives 0.30, and at least 0.011 on the tiny model."""
     max_error_16bit: float = 0.1
     """Healthy 0.031 in bf16 on the CPU, 28 tokens. It is the rounding of a plain linear against a packed one: 0.031
     unmerged too, 0.029 merged in fp32. The same two faults give 0.30."""
@@ -148,10 +143,8 @@ class RepeatEquals(Check):
     """
 
     needs = frozenset({"repeat", Premise.CAUSAL_LM, Premise.REPEATED})
-    meaning = """A random number generator is not seeded, or the arithmetic is not deterministic. Two results are then
-    not comparable."""
-    remedy = """Seed every generator. Call torch.use_deterministic_algorithms(True) to find kernels with atomics. Then
-    suspect the hardware."""
+    meaning = "A random number generator is not seeded, or the arithmetic is not deterministic."
+    remedy = "Seed every generator. Call torch.use_deterministic_algorithms(True) to find kernels with atomics."
 
     def judge(self, trace: Trace) -> Finding:
         again = trace.finished(evidence.AttemptPurpose.REPEAT)
@@ -162,10 +155,8 @@ class FallbackEqualsReference(Check):
     """After a fallback to the CPU, losses and gradient norms equal those of a run that began there, bit for bit."""
 
     needs = frozenset({"reference"})
-    meaning = """The fallback inherited state from the GPU attempt: weights, optimizer state, the position in the data,
-    or a setting meant for the GPU."""
-    remedy = """Find the first step that differs. Step 0 points to the initial state, a later step to the optimizer or
-    the data."""
+    meaning = "The fallback inherited weights, optimizer state, data position or a setting from the GPU attempt."
+    remedy = "Find the first step that differs. Step 0 points to the initial state, a later one to optimizer or data."
 
     def judge(self, trace: Trace) -> Finding:
         return _same_steps(self, trace, _reference(trace), len(trace.steps))
@@ -217,8 +208,7 @@ class ResumeEquals(NumericCheck):
     needs = frozenset({"resume", Premise.CAUSAL_LM, Premise.RESUMED})
     meaning = """The checkpoint lacks the optimizer state, the schedule, the data position or the random state. Or the
     adapter is loaded frozen or fresh."""
-    remedy = """Compare the two columns of this finding. A jump at the first step points to weights or data, a drift to
-    optimizer or schedule."""
+    remedy = "Compare both columns. A jump at the first step means weights or data, a drift optimizer or schedule."
 
     max_error_fp32: float = 1e-6
     max_error_16bit: float = 1e-3
@@ -255,8 +245,7 @@ class RescaleEquals(NumericCheck):
     needs = frozenset({"rescale"})
     meaning = """The data position is counted per process. The epoch restarts. The optimizer state is dropped, or is
     that of one shard. Rows per step, gradient or learning rate depend on the number of processes."""
-    remedy = """Save whole tensors, and the number of rows trained by all processes. Keep processes x accumulation
-    constant."""
+    remedy = "Save whole tensors, and how many rows all processes trained. Keep processes x accumulation constant."
 
     max_error_fp32: float = 1e-5  # losses: 1.2e-7 measured over 17 steps, from two shards to one process
     max_error_16bit: float = 1e-2  # losses: 5.2e-4 measured over 47 steps, all weights in bf16
@@ -370,10 +359,7 @@ HIGHER = re.compile(
 """The same for those of which more is."""
 OTHERWISE_SAVED = "the trained weights may be saved by other means, or be of no use any more"
 COPY_OF_START = "a copy of the start may be kept on purpose, and the trained weights be saved by other means"
-NOTHING_SAVED = (
-    "The adapter file is empty: its state dict was filtered twice, or merge_and_unload took the adapters off and what "
-    "it returns was dropped."
-)
+NOTHING_SAVED = "The adapter file is empty: a state dict filtered twice, or the result of merge_and_unload dropped."
 START_SAVED = "A state dict, or an average, from before the training was saved."
 BASE_SAVED = "unload removed the adapters, and the plain base was saved."
 RESTING_SAVED = "The saved adapter is not the active one that was trained."

@@ -59,14 +59,12 @@ class ThroughputSteady(Check):
     needs = frozenset({"long_run"})
     speed = True
     meaning = "The work grows with each step: a list that is scanned, a log that is rewritten, or a leak."
-    remedy = """Profile an early and a late step, and compare. Fix memory_flat first if it failed. Check the GPU's
-    clocks."""
+    remedy = "Profile an early and a late step. Fix memory_flat first if it failed. Check the GPU's clocks."
 
     warm_up_steps: int = 20
     """Steps in which kernels load, caches fill, clocks rise, and probes read logits."""
     max_change: float = 0.03
-    """Growth of the step time over the run, as a share. With a scatter of 2 % a healthy run of 500 steps ends within 1
-    %."""
+    """Growth of the step time over the run, as a share. With 2 % of scatter, healthy runs of 500 steps have 1 %."""
     max_change_cpu: float | None = None
     """The same on the CPU, whose speed depends on other processes. None leaves it unjudged there."""
     confidence: float = 0.999
@@ -137,8 +135,7 @@ class ModelFlopsUtilization(Check):
 
     speed = True
     needs = frozenset({"named"})
-    meaning = """The GPU waits for the host to launch small kernels, for data, or for a slow path such as 4-bit
-    arithmetic in fp32."""
+    meaning = "The GPU waits for the host to launch kernels, for data, or for a slow path such as 4-bit in fp32."
     remedy = "Check the compute dtype and the clocks first. Then use larger micro-batches and fewer launches."
 
     min_utilization: float

@@ -33,8 +33,7 @@ class RatesAsConfigured(Check):
 
     needs = frozenset({"user_code"})
     without = (evidence.Rates, "the script builds its own optimizer, which declares no rates")
-    meaning = """The optimizer's parameter groups are built wrongly. A part of the model then trains too fast, or hardly
-    at all."""
+    meaning = "The optimizer's parameter groups are built wrongly. A part of the model trains too fast, or hardly."
     remedy = "Print the rate of every parameter group. Build the groups yourself, and pass them to the optimizer."
 
     def judge(self, trace: Trace) -> Finding:
@@ -109,10 +108,8 @@ class EvaluationReported(NumericCheck):
 
     needs = frozenset({"evaluates", Premise.CAUSAL_LM, Premise.EVERY_ROW_SEEN})
     without = (evidence.EvaluationSeen, "no evaluation ran")
-    meaning = """Dropout is active in evaluation. Padding counts in the mean. The mean covers other rows. The evaluation
-    changes the model."""
-    remedy = """Sum the negative log-likelihoods, and divide once by the supervised tokens. Call model.eval() before and
-    model.train() after it."""
+    meaning = "Dropout is active. Padding counts in the mean. It covers other rows. The evaluation changes the model."
+    remedy = "Sum log-likelihoods, and divide once by the supervised tokens. Call model.eval() before, train() after."
 
     max_error_fp32: float = 1e-3
     max_error_16bit: float = 5e-3
