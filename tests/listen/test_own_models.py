@@ -1215,3 +1215,27 @@ def test_a_module_may_be_called_as_a_method_is(tmp_path):
     step = lambda model: model(torch.randn(8, WIDTH)).square().mean()  # noqa: E731
 
     assert judged("trainable_moved", tmp_path, model, step, optimizer).status is Status.PASSED
+
+
+class Offset(nn.Module):
+    """A linear with a number beside it, on which the loss may hardly depend."""
+
+    def __init__(self, weight):
+        super().__init__()
+        torch.manual_seed(0)
+        self.weight, self.linear, self.offset = weight, nn.Linear(WIDTH, 1), nn.Parameter(torch.tensor(-5.0))
+
+    def forward(self, read):
+        """Return the scores of rows."""
+        return self.linear(read) + self.weight * self.offset
+
+
+@pytest.mark.parametrize(("weight", "status"), [(1e-5, Status.SUSPECTED), (0.1, Status.PASSED)])
+def test_a_step_of_sgd_is_as_long_as_its_gradient(weight, status, tmp_path):
+    """It may be less than the last digit of a weight, which is a question."""
+    model = Offset(weight)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    step = lambda model: model(torch.randn(8, WIDTH)).square().mean()  # noqa: E731
+
+    finding = judged("trainable_moved", tmp_path, model, step, optimizer)
+    assert finding.status is status, finding.detail

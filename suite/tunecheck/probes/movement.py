@@ -61,6 +61,8 @@ class MovementProbe(Probe[Movement]):
         named = {name for name, _ in self._trainable}
         self._idle = named & undifferentiated(session.model) if session.run.holds(Premise.CAUSAL_LM) else named
         """Tensors that need not move: a model that is not known may have parts that take no part."""
+        self._first_norms: dict[str, float] = {}
+        """Of the gradients that the first steps give."""
         self._reached: set[str] = set()
         """Those that backward gave a gradient, of 0 too."""
         self._rates: dict[int, float] = {}
@@ -112,6 +114,7 @@ class MovementProbe(Probe[Movement]):
             norms = {name: float(whole(p.grad).norm()) for name, p in self._trainable if p.grad is not None}
             least = NO_GRADIENT * math.hypot(*norms.values()) if norms else 0.0
             self._idle -= {name for name, norm in norms.items() if not norm <= least}
+            self._first_norms = {**norms, **self._first_norms}
             self._reached |= norms.keys()
         for name, part in self._parts.items():
             if part.grad is not None:
@@ -137,7 +140,10 @@ class MovementProbe(Probe[Movement]):
         rates = {name: self._rates.get(id(p)) for name, p in self._trainable}
         # an optimizer may scale its rate by what it finds, as Prodigy (arXiv 2306.06101) does: no step was larger
         taken = max((self._median_change(name, p) for name, p in after.items()), default=0.0) or math.inf
-        small = tuple(n for n, r in rates.items() if r and _is_below_last_digit(min(r, taken), self._samples[n]))
+        # steps of SGD are as long as gradients, and no gradient is ten times as long as the first one
+        norms = self._first_norms if isinstance(session.optimizer, torch.optim.SGD) else {}
+        steps = {n: min(r, taken, 10 * r * norms.get(n, 1.0)) for n, r in rates.items() if r}
+        small = tuple(n for n, step in steps.items() if _is_below_last_digit(step, self._samples[n]))
         resting = idle.union(small, _damped(session.optimizer, after))
         # a table's rows may be 0 because nothing reads them
         matrices = (name for name in self._idle & self._reached - self._learnt.keys() if after[name].ndim > 1)
