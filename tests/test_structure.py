@@ -21,6 +21,7 @@ from tunecheck.config.trainers import TRAINERS
 from tunecheck.core.check import Check
 from tunecheck.core.evidence import RECORDS, Record
 from tunecheck.core.paths import project_folder, shipped_folder
+from tunecheck.fleet.request import Engine
 from tunecheck.probes import PROBES, WATCHED
 from tunecheck.strategies import STRATEGIES
 from tunecheck.training.events import Probe
@@ -258,8 +259,8 @@ def test_tests_import_no_other_tests():
 
 
 def is_documented_elsewhere(path: Path, name: str) -> bool:
-    """Hooks are documented by pytest, what a check or a probe does at its base class."""
-    bases = {"checks": Check, "probes": Probe, "training": Probe}
+    """Hooks are documented by pytest, what a check, a probe or an engine does at its base class."""
+    bases = {"checks": Check, "probes": Probe, "training": Probe, "fleet": Engine}
     return name.startswith("pytest_") or hasattr(bases.get(part(path)), name)
 
 

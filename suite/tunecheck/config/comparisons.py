@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tunecheck.config.source import Document, KeyPath, leaves, parse
+from tunecheck.config.source import Document, leaves, parse
 from tunecheck.core.spelling import nearest
 from tunecheck.strategies import STRATEGIES
 
@@ -32,10 +32,8 @@ VARIED = ("strategy", "profile", "lora", "quantization", "training", "trainer", 
 """Keys that an entry may set, each with all below it.
 
 Everything else (model, data, evaluation, probes, checks, device) stands beside `compare`: rows of one table answer the
-same questions about the same thing, and none loosens its own limits.
+same questions about the same thing, and none loosens its own limits. So does training.max_steps, by which checks apply.
 """
-SHARED: tuple[KeyPath, ...] = (("training", "max_steps"),)
-"""Exceptions below `VARIED`: the number of steps decides which checks apply."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]*")
 
 
@@ -103,7 +101,7 @@ def _report(document: Document, name: Any, settings: Any) -> None:
         return
     for key, value in settings.items():
         written = [_path(key), *(leaf for leaf, _ in leaves(_path(key), value))]
-        if refused := [keys for keys in written if keys[0] not in VARIED or keys in SHARED]:
+        if refused := [keys for keys in written if keys[0] not in VARIED or keys == _path("training.max_steps")]:
             rule = f"{'.'.join(refused[0])} is the same for all runs of a comparison: write it beside compare"
             hint = nearest(refused[0][0], VARIED)
             document.report((*path, str(key)), f"{rule}; an entry may set: {', '.join(VARIED)}{hint}")

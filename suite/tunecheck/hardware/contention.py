@@ -24,7 +24,6 @@ class CpuContention:
         return min(1.0, max(0.0, (busy - own) / (busy + idle))) if busy + idle > 0 else 0.0
 
     def busy_cores(self) -> float:
-        """Return the same in cores of this machine."""
         return self.busy_share() * (os.cpu_count() or 1)
 
 

@@ -18,9 +18,6 @@ MIN_LARGE_BYTES, LARGE_ROUNDING_BYTES, UNSPLIT_BYTES = 10 * 2**20, 2 * 2**20, 2*
 """Of the same allocator (kMinLargeAlloc, kRoundLarge, kSmallSize): a tensor from the first size on gets a segment of
 whole seconds, and what is left of it is not split off where it has at most the third."""
 
-
-FLASH_BACKWARD = "aten::_scaled_dot_product_flash_attention_for_cpu_backward"
-"""What stands for flash attention's backward pass in the simulation, whose tensors claim the CPU."""
 ACTIVATIONS = "activations"
 """Kind of everything not assigned another: saved activations, the loss, temporaries."""
 ELSEWHERE = "elsewhere"
@@ -123,7 +120,9 @@ def scratch_bytes(func: Any, args: Any, kwargs: Any, *, deterministic: bool = Fa
         activation, shape, scales = args[0], args[2], kwargs.get("absmax_8bit")
         absmax_bytes = 0 if scales is None else 2 * 4 * scales.numel()
         return int(shape[0] * shape[1] * activation.element_size()) + absmax_bytes
-    if func.name() == FLASH_BACKWARD and kwargs.get("attn_mask") is None and args[1].element_size() == 2:
+    # what stands for it in the simulation, whose tensors claim the CPU
+    flash_backward = "aten::_scaled_dot_product_flash_attention_for_cpu_backward"
+    if func.name() == flash_backward and kwargs.get("attn_mask") is None and args[1].element_size() == 2:
         rows, heads, tokens, width = args[1].shape
         splits = -(-132 // (rows * heads)) if deterministic else 1  # by the multiprocessors of an H100 or H200
         return int(4 * splits * rows * heads * (tokens + -tokens % 128) * (width + -width % 32))

@@ -35,9 +35,6 @@ from tunecheck.training.session import Session
 
 CPU = torch.device("cpu")
 """Device that fake tensors claim: without a GPU, torch runs no backward pass on tensors that claim one."""
-ATTENTION = {"sdpa": "sdpa", "eager": "eager", "flash_attention_2": "sdpa"}
-"""Kernel to simulate: flash-attn cannot be imported without a GPU; it saves what torch's own flash kernel saves."""
-
 GATHERED = "gathered"
 """Kind of the parameters that are on the GPU for the layers in use."""
 
@@ -275,7 +272,9 @@ def _base(run: Run, precision: str) -> Any:
     config = AutoConfig.for_model(**run.model.architecture.model_dump())
     dtype = torch.float32 if run.trains_base else DTYPES[precision]
     auto: Any = AutoModelForCausalLM
-    model = auto.from_config(config, dtype=dtype, attn_implementation=ATTENTION[run.training.attention])
+    # flash-attn cannot be imported without a GPU; it saves what torch's own flash kernel saves
+    kernel = "eager" if run.training.attention == "eager" else "sdpa"
+    model = auto.from_config(config, dtype=dtype, attn_implementation=kernel)
     model.requires_grad_(False)
     model.config.use_cache = False
     if run.quantization is not None:

@@ -1,7 +1,7 @@
 """Sections about a model: its architecture, the sources of its weights, adapters on it, its quantisation."""
 
 from math import sqrt
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Protocol, Self
 
 from pydantic import (
     BaseModel,
@@ -179,3 +179,12 @@ class Quantization(Section):
     block_size: Literal[64] = 64
     """transformers always uses 64; bitsandbytes 0.50.2 dequantises 128 and 256 wrongly on the CPU."""
     double_quant: bool = True
+
+
+class StrategyConfig(Protocol):
+    """Part of a run that determines which parameters are trained."""
+
+    strategy: str
+    model: Model
+    lora: Lora | None
+    """None where base weights are trained."""

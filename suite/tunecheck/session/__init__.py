@@ -77,6 +77,7 @@ class TierSession:
         self.folder = folder or session_folder()
         self.rows = Rows(folder=self.folder, too_small="fail" if require_gpu else "skipped")
         self._traces: dict[str, Trace] = {}
+        self.told = set[str]()  # runs whose problem a test has told already
         self._cards = Cards(look=self._look_again)
 
     @cached_property

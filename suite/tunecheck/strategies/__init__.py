@@ -3,9 +3,9 @@
 It chooses them by modules and by names of tensors, so that one checks the other.
 """
 
+from tunecheck.models.description import StrategyConfig
 from tunecheck.models.shapes import Shape, is_layer_linear
 from tunecheck.strategies import base_weights
-from tunecheck.strategies.base import StrategyConfig
 from tunecheck.strategies.lora import LoraAdapters, target_layers
 
 STRATEGIES: dict[str, base_weights.BaseWeights | LoraAdapters] = {

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tunecheck.core.errors import Unsupported
+from tunecheck.models.description import StrategyConfig
 from tunecheck.models.layer_names import EMBEDDING, HEAD, decoder_layers, layer_count, layer_of
-from tunecheck.strategies.base import StrategyConfig
 
 LAST_LAYERS = 2
 """Number of last layers that `adapter_layers` and `last_layers_and_head` train whole."""

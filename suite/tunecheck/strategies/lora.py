@@ -7,7 +7,7 @@ from typing import Any
 
 from tunecheck.core.errors import BrokenRules
 from tunecheck.core.spelling import nearest
-from tunecheck.strategies.base import StrategyConfig
+from tunecheck.models.description import StrategyConfig
 from tunecheck.strategies.mixed_precision import multiply_in_input_dtype
 
 

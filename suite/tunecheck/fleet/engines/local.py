@@ -45,14 +45,12 @@ class Local:
         return places if self._cards else [replace(place, card=None) for place in places]
 
     def submit(self, request: Request, places: Sequence[Place]) -> None:
-        """Start a session for each."""
         for place in places:
             shown = {"CUDA_VISIBLE_DEVICES": self._cards[place.card]} if place.card is not None else {}
             ask = partial(node.answer, request.folder, request.id, request.tunecheck, place, self._stop, **shown)
             self._tasks[place.name] = self._threads.submit(ask)
 
     def poll(self) -> Iterator[News]:
-        """Return the sessions that run, and those that have ended since."""
         for name, task in list(self._tasks.items()):
             if task.done():
                 del self._tasks[name]

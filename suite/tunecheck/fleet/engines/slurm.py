@@ -97,7 +97,6 @@ class Slurm:
         return of_nodes([place for name, held in nodes.items() for place in _listed(name, *held[1:])], names)
 
     def submit(self, request: Request, places: Sequence[Place]) -> None:
-        """Submit one job that holds the node's cards."""
         options, cards = self._options, [place for place in places if place.card is not None]
         asked: dict[str, Any] = {
             "job_name": self._name,
@@ -147,7 +146,6 @@ class Slurm:
                 del self._jobs[number]
 
     def cancel(self) -> None:
-        """Cancel every job that is left."""
         if self._jobs:
             with contextlib.suppress(SuiteError):  # those that have ended are no longer known
                 _run("scancel", *self._jobs)
