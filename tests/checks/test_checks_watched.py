@@ -1374,11 +1374,12 @@ def test_the_best_checkpoint_is_best_by_its_metric(metric, greater):
     [
         ([written(own=False, trained=0, earlier=LORA_B, other=2)], Status.SUSPECTED),
         ([written(own=False, trained=0, without_adapters=4)], Status.SUSPECTED),
+        ([written(own=False, trained=0, without_adapters=4, unloaded=True), written()], Status.SUSPECTED),
         ([written(own=False, trained=0, earlier=LORA_B), written()], Status.PASSED),
         ([written(own=False, trained=0, earlier=LORA_B[:1], other=8)], Status.PASSED),
         ([], Status.PASSED),
     ],
-    ids=["the start", "the plain base", "both", "an average", "nothing"],
+    ids=["the start", "the plain base", "a base without its adapters", "both", "an average", "nothing"],
 )
 def test_what_is_saved_after_the_training_counts_by_itself(last, status):
     """A checkpoint of the training says nothing of the file that the script keeps."""

@@ -8,12 +8,13 @@ import io
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
+from peft.tuners.tuners_utils import BaseTuner
 from traces import adding, healthy, with_run
 
 from benchmarks.scripts.script import Script, judged
 from tunecheck.checks import CHECKS
 from tunecheck.core.finding import Status
-from tunecheck.listen import saves
+from tunecheck.listen import imports, provenance, saves
 
 
 class Learner(torch.nn.Module):
@@ -367,9 +368,14 @@ def test_a_base_whose_adapters_were_taken_off_is_told(leave, base):
     saves.watch(model, records.append)
     saves.written(model.base_model.model)  # before anything was learned
     learn(model)
-    saves.written(getattr(model, leave)())
 
-    assert [seen.without_adapters for seen in records] == base
+    def save_pretrained(self):
+        saves.written(self)
+
+    with imports._tell(BaseTuner, "unload", provenance.unloading):
+        save_pretrained(getattr(model, leave)())
+
+    assert [(seen.without_adapters, seen.unloaded) for seen in records] == [(number, True) for number in base]
 
 
 @pytest.mark.parametrize("merges", [True, False])

@@ -438,6 +438,9 @@ class SavedAsTrained(Check):
         if (base := max(w.without_adapters for w in others)) and not any(w.trained or w.other for w in others):
             problems[f"{base} plain base weights are saved, without what was trained"] = BASE_SAVED
             copied |= "adapters" not in trace.run.features or any(w.trained or w.other for w in seen)
+        if not problems and any(w.unloaded for w in seen):
+            told = {"the plain base is saved of a model whose adapters were taken off, and not merged": BASE_SAVED}
+            return self.unless(told, "", meant=COPY_OF_START)
         merged = [*trace.of_all_attempts(evidence.Merged), *trace.of_all_attempts(evidence.ReadBack)]
         nothing_trained = not merged and not any(w.trained or w.other > w.resting for w in seen)
         if nothing_trained and (resting := max((w.resting for w in own), default=0)):

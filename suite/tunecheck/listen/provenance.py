@@ -138,6 +138,15 @@ def merging(tuner: Any, *_: Any, **__: Any) -> None:
     _TRAINED.update(getattr(layer, "base_layer", layer) for layer in adapted_layers(tuner).values())
 
 
+UNLOADED: WeakSet[Any] = WeakSet()
+"""Models whose adapters were taken off without a merge."""
+
+
+def unloading(tuner: Any, *_: Any, **__: Any) -> None:
+    """A tuner of peft takes its adapters off their base."""
+    UNLOADED.add(tuner.model)
+
+
 def trained_before(model: Any, *, adapters: bool) -> bool:
     """Return whether adapters of this model, or any other of its tensors, learned in a training before."""
     names = (name for name, module in model.named_modules() if module in _TRAINED)

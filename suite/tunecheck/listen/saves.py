@@ -22,6 +22,7 @@ from torch.nn import Module
 
 from tunecheck.core.evidence import FileWritten, Merged, ReadBack, Record, StateLoaded, Written
 from tunecheck.listen.options import rank_and_processes
+from tunecheck.listen.provenance import UNLOADED
 from tunecheck.listen.trained_model import Parts, anchor_of
 from tunecheck.models.layer_names import as_written, base_of
 from tunecheck.probes.reference.forwards import logits_of
@@ -207,6 +208,7 @@ class _Trained:
             wrapped=sum(".base_layer." in name for name in held) if _is_saved_plainly() else 0,
             # few are no sign: a merge may change none
             without_adapters=of_base if 2 * of_base > len(self._base) else 0,
+            unloaded=bool(of_base) and any(saver.get("self") in UNLOADED for saver in _running()),
         )
         self.moved |= moved
         moved |= returned

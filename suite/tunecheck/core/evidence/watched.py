@@ -115,6 +115,8 @@ class Written(Record):
     """Tensors of the shape of a trained one with values that neither has: averages, other dtypes, other models."""
     without_adapters: int = 0
     """Weights of layers that have adapters, as they were before, where nothing of the adapters is written with them."""
+    unloaded: bool = False
+    """Whether they are saved of a model whose adapters peft took off, and did not merge."""
     wrapped: int = 0
     """Weights in a folder of save_pretrained that have the names of layers within adapters, which no base has."""
     resting: int = 0
