@@ -102,7 +102,7 @@ def test_copies_to_the_card_are_counted_beside_what_is_used():
     with live:
         stand_in._gather(group := simulation._Group(used))
 
-    assert live.by_kind() == {simulation.GATHERED: 4 * 1010}
+    assert live.by_kind() == {"gathered": 4 * 1010}
     assert live.peak_bytes == 4 * (1000 + 1000 + 10)  # the next one arrives while the one before is still there
     assert len(group.gathered) == 2
 
@@ -118,7 +118,7 @@ def test_nothing_that_is_trained_stays_on_the_card(settings):
 
     assert set(seen.between_steps) == {"other_weights"}
     assert seen.between_steps["other_weights"] == 2 * 4 * rotary_frequencies(run.model.architecture)
-    assert seen.at_peak.get(simulation.GATHERED, 0) in (0, rest, layer, rest + layer)
+    assert seen.at_peak.get("gathered", 0) in (0, rest, layer, rest + layer)
 
 
 def test_activations_on_the_cpu_are_not_on_the_card():

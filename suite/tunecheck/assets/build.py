@@ -46,10 +46,13 @@ def built(request: dict[str, Any]) -> dict[str, Any]:
 
 def convert_gguf(*, file: str, out: str) -> None:
     """Convert the GGUF file to bf16 safetensors in the folder `out`, with config and tokenizer."""
-    _read_gguf_once()
+    import gguf
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    # two pure functions: transformers 5.23 parses the file three times and builds a table for every module
+    for name in ("GGUFReader", "get_tensor_name_map"):
+        setattr(gguf, name, functools.cache(getattr(gguf, name)))
     source = {"pretrained_model_name_or_path": str(Path(file).parent), "gguf_file": Path(file).name}
     loaded = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32, local_files_only=True)
     tokenizer = AutoTokenizer.from_pretrained(**source, local_files_only=True)
@@ -119,14 +122,6 @@ def _of_transformers(tokenizer: Any, model_max_length: int) -> Any:
     tokenizer.decoder = decoders.ByteLevel()
     fast: Any = PreTrainedTokenizerFast
     return fast(tokenizer_object=tokenizer, model_max_length=model_max_length, **SPECIAL)
-
-
-def _read_gguf_once() -> None:
-    """Cache two pure functions: transformers 5.23 parses the file three times and builds a table for every module."""
-    import gguf
-
-    for name in ("GGUFReader", "get_tensor_name_map"):
-        setattr(gguf, name, functools.cache(getattr(gguf, name)))
 
 
 TASKS: dict[str, Callable[..., None]] = {"gguf": convert_gguf, "random": draw_random}

@@ -27,10 +27,6 @@ CONVERSION = 1
 """Version of the conversion: increase it when the same file is to become other rows."""
 
 SPLITS = ("train", "heldout")
-FRAME_TOKENS = 64
-"""Tokens reserved in a row for the template and its special tokens: alpaca's has 33 characters, SmolLM2's chat template
-30 tokens with its system prompt."""
-
 Pair = tuple[str, str]
 """Instruction and response."""
 
@@ -136,7 +132,7 @@ def _identifier(data: Data) -> str:
 
 def longest_row_bytes(max_length: int) -> int:
     """Return the UTF-8 bytes of a row that fit into max_length tokens with the template, if each byte is a token."""
-    return max_length - FRAME_TOKENS
+    return max_length - 64  # alpaca's has 33 characters, SmolLM2's chat template 30 tokens with its system prompt
 
 
 def as_lines(pairs: list[Pair]) -> str:

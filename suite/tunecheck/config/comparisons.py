@@ -34,7 +34,6 @@ VARIED = ("strategy", "profile", "lora", "quantization", "training", "trainer", 
 Everything else (model, data, evaluation, probes, checks, device) stands beside `compare`: rows of one table answer the
 same questions about the same thing, and none loosens its own limits. So does training.max_steps, by which checks apply.
 """
-_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +93,7 @@ def drop_unused(document: Document) -> None:
 
 def _report(document: Document, name: Any, settings: Any) -> None:
     path = (COMPARE, str(name))
-    if not _NAME.fullmatch(str(name)):
+    if not re.fullmatch(r"[a-z0-9][a-z0-9_.-]*", str(name)):
         document.report(path, "becomes a part of file names: use small letters, digits, '.', '_' and '-'")
     if not isinstance(settings, dict):
         document.report(path, f"should be a section with what this run sets, or {{}} (got {settings!r})")

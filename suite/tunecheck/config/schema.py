@@ -246,10 +246,6 @@ class Probes(Section):
     """Further prompts to continue greedily before and after training, verbatim, without a template."""
 
 
-OF_THE_JUDGEMENT = ("checks", "ignore", "deadline", "profile", "also_in")
-"""Keys of a run that determine nothing of its training."""
-
-
 class Run(Section):
     """One training run and the checks that apply to it. The file's folder is its tier, the file's name is its id.
 
@@ -413,7 +409,8 @@ class Run(Section):
     @property
     def fingerprint(self) -> str:
         """Return the digest (16 hex digits) of all that determines the training."""
-        settings = self.model_dump(mode="json", exclude={*OF_THE_JUDGEMENT, *self.from_path})
+        of_the_judgement = ("checks", "ignore", "deadline", "profile", "also_in")
+        settings = self.model_dump(mode="json", exclude={*of_the_judgement, *self.from_path})
         training, probes = settings["training"], settings["probes"]
         # without their defaults, keys that came later keep the fingerprints recorded before them
         later = ((settings, "trainer", "native"), (settings, "parallel", None))

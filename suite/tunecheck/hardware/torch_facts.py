@@ -9,7 +9,6 @@ from typing import Any
 from tunecheck.core.helper import HelperFailed, ask
 
 TIMEOUT_SECONDS = 60.0
-_TEXT_CHARACTERS = 300
 
 
 def torch_view() -> dict[str, Any] | str:
@@ -90,4 +89,4 @@ def _fits(torch: Any, loaded: str | None, shipped: list[str]) -> bool | None:
 
 
 def _text(error: BaseException) -> str:
-    return f"{type(error).__name__}: {str(error).strip()}".partition("\n")[0][:_TEXT_CHARACTERS]
+    return f"{type(error).__name__}: {str(error).strip()}".partition("\n")[0][:300]

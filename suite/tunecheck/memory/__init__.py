@@ -40,9 +40,7 @@ def need_of(run: Run, *, gpu_name: str | None, capability: str | None = None) ->
         return Need(bytes=run.vram, known="stated by the run")
     simulated = run.evaluation.device != "cuda"  # a training on the CPU that evaluates on a GPU is not
     prediction = cached_prediction(run, card=gpu_name, capability=capability) if simulated else None
-    if prediction is not None:
-        return Need(bytes=prediction.process_bytes, known=f"predicted {prediction.predicted_at}")
-    return None
+    return Need(bytes=prediction.process_bytes, known=f"predicted {prediction.predicted_at}") if prediction else None
 
 
 class MeasuredPeak(Frozen):

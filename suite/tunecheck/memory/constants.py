@@ -3,7 +3,7 @@
 Measured by scripts/card-constants.py on a GPU of that name, else deduced, or measured on another GPU.
 """
 
-from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -57,9 +57,13 @@ allocator's fragmentation, which cannot be computed."""
 
 def share_of(card: str | None, *, deterministic: bool = False, capability: str | None = None) -> CardShare:
     """Return the constants measured on a GPU of this name; without a measurement those of its compute capability."""
-    for path, found in _measurements() if card else ():
-        numbers = found.get("deterministic" if deterministic else "default")
-        if found.get("card") != card or not isinstance(numbers, dict):
+    own, evidence = own_constants_file(), sorted(evidence_folder().glob("*/constants.json"), reverse=True)
+    for path in (own, *evidence) if card else ():
+        found: Any = None
+        with suppress(OSError, ValueError):
+            found = read_json(path)
+        numbers = found.get("deterministic" if deterministic else "default") if isinstance(found, dict) else None
+        if not isinstance(numbers, dict) or found.get("card") != card:
             continue
         workspace, context = numbers.get("cublas_workspace_bytes"), numbers.get("context_with_libraries_bytes")
         if isinstance(workspace, int) and isinstance(context, int):
@@ -76,14 +80,3 @@ def share_of(card: str | None, *, deterministic: bool = False, capability: str |
 def own_constants_file() -> Path:
     """Return the file in which scripts/card-constants.py keeps its measurements of this machine."""
     return cache_folder() / "cards" / "constants.json"
-
-
-def _measurements() -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Yield the measurements, this machine's own first, then the evidence's."""
-    for path in (own_constants_file(), *sorted(evidence_folder().glob("*/constants.json"), reverse=True)):
-        try:
-            found = read_json(path)
-        except (OSError, ValueError):
-            continue
-        if isinstance(found, dict):
-            yield path, found

@@ -28,7 +28,6 @@ SIMULATE_SECONDS = 600.0
 """Timeout of a simulation, which takes 5 to 20 s on two cores."""
 
 _LIBRARIES = ("torch", "transformers", "peft", "bitsandbytes")
-_OWN_CODE = ("memory", "models", "strategies", "training")
 ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 
@@ -235,6 +234,7 @@ def _cache_file(run: Run) -> Path:
 def _conditions() -> str:
     """Return a digest of what a simulation depends on besides the run: library versions and the trainer's code."""
     parts = [f"{name} {version(name)}" for name in _LIBRARIES]
-    sources = sorted(path for package in _OWN_CODE for path in Path(__file__).parents[1].glob(f"{package}/*.py"))
+    own_code = ("memory", "models", "strategies", "training")
+    sources = sorted(path for package in own_code for path in Path(__file__).parents[1].glob(f"{package}/*.py"))
     content = b"".join(path.read_bytes() for path in sources)
     return hashlib.sha256("\n".join(parts).encode() + content).hexdigest()[:12]

@@ -35,8 +35,6 @@ from tunecheck.training.session import Session
 
 CPU = torch.device("cpu")
 """Device that fake tensors claim: without a GPU, torch runs no backward pass on tensors that claim one."""
-GATHERED = "gathered"
-"""Kind of the parameters that are on the GPU for the layers in use."""
 
 
 @dataclass(slots=True, eq=False)
@@ -131,7 +129,7 @@ class Offloaded:
                 arrived = torch.empty_like(parameter)  # while that of the previous parameter still exists
                 group.gathered.append(torch.empty_like(parameter))
             del arrived
-        self._live.hold(group.gathered, GATHERED)
+        self._live.hold(group.gathered, "gathered")
 
 
 def simulated(run: str) -> Simulation:

@@ -32,9 +32,6 @@ from tunecheck.training.load import resolve_device, resolve_precision
 from tunecheck.training.restore import having
 from tunecheck.training.session import Session
 
-COMPARED_STEPS = 3
-"""The peak of a step is reached in the second one, when the optimizer has its state; the third shows that it stays."""
-
 
 class Phases:
     """Writes a Phase record for each phase of an attempt on this device.
@@ -167,7 +164,8 @@ def _train(
             "rescale": (ResumedProbe, DataProbe),
         }.get(request.purpose)
         first = trainer.load_checkpoint(session, request.checkpoint) if from_checkpoint else 0
-        few = min(COMPARED_STEPS, max_steps)
+        # a step's peak is reached in the second one, when the optimizer has its state; the third shows that it stays
+        few = min(3, max_steps)
         last = {"repeat": run.probes.repeat_steps, "compare": few, "fallback step": few}.get(request.purpose, max_steps)
         with closing(Probes(from_checkpoint or (ResumedProbe,), emit)) as probes:
             probes.start(session)
