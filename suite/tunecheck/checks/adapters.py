@@ -17,8 +17,7 @@ class AdaptersStartNeutral(NumericCheck):
     """
 
     needs = frozenset({"adapters", Premise.CAUSAL_LM, Premise.ADAPTERS_ENUMERATED, Premise.ADAPTERS_FRESH})
-    meaning = """The adapter's initialisation changes the function, so that training starts from another model than the
-    base. Or dropout applies to the base too."""
+    meaning = "The adapter's initialisation changes the function. Or dropout applies to the base, too."
     remedy = "Use peft's default initialisation (B = 0), or subtract the adapter from the base as PiSSA does."
 
     max_error_fp32: float = 1e-6  # B = 0 adds exact zeros: 0.0 measured
@@ -132,8 +131,7 @@ class DropoutVaries(Check):
     needs = frozenset({"dropout", Premise.CAUSAL_LM})
     meaning = """The loop resets a seed. Dropout draws nothing, or with another probability. Dropout sits at another
     place, or draws one mask for many tokens. The kept elements are not scaled."""
-    remedy = """Seed once, before building the model. Check that the model is in train mode. Call the adapter's dropout
-    on a tensor of ones and print the result."""
+    remedy = "Seed once, before building the model. Check train mode. Print the adapter's dropout of a tensor of ones."
 
     max_deviations: float = 6.0
     """Deviation of a count, in standard deviations of independent draws: once in 5e8 runs."""

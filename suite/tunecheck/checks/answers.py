@@ -162,8 +162,6 @@ CUT_ALIKE = "Answers are cut off at a number of tokens, and their end tokens wit
 FIXED_WIDTH = "answers of one length, such as numbers of a fixed width, need no end"
 OTHER_FORM = "a model may be taught another form of chat than its template's"
 TURN_OPENED = "add_generation_prompt=True opens an empty turn after each answer, or a mark of a turn is written twice."
-
-
 SCORED = "the loss is the script's own, as where answers are scored and never generated"
 
 
@@ -178,14 +176,12 @@ class AnswersEnd(Check):
 
     needs = ROWS_KNOWN | {"user_code", Premise.END_KNOWN}
     meaning = f"{NO_END} {CUT_ALIKE} {TURN_OPENED} {NO_HEADER}"
-    remedy = """Append the tokenizer's eos_token, or the template's end-of-turn token, to every answer. Generate after
-    training and check that the model stops."""
+    remedy = "Append the tokenizer's eos_token, or the template's end-of-turn token, to every answer."
 
     max_open_share: float = 0.25
     """Share of the answers. Some data sets hold answers that were truncated earlier."""
     max_unfilled_share: float = 0.05
-    """Share of the assistant turns. No template writes an empty turn after an answer. A generation prompt after each
-    conversation adds one per conversation."""
+    """Share of the assistant turns. A generation prompt after each conversation adds one per conversation."""
     min_unfilled: int = 4
     """Empty turns needed for a failure. Truncation may explain fewer."""
     max_unopened_share: float = 0.5
@@ -324,8 +320,7 @@ class PairsDiffer(Check):
         share = sum(window.alike for window in seen) / pairs
         detail = f"{share:.0%} of {pairs} pairs have two equal answers"
         problems = range(again) if again > most * pairs else ()
-        if problems:
-            detail += f"; both answers of {again} pairs repeat the whole prompt"
+        detail += f"; both answers of {again} pairs repeat the whole prompt" if problems else ""
         limit = self.max_alike_share
         if share <= limit and not problems and asked > most * pairs:
             detail = f"both answers of {asked} of {pairs} pairs begin with the text of their prompt"
@@ -337,7 +332,6 @@ class PairsDiffer(Check):
 NO_PAIRS = "rows may be compared with themselves as a control"
 A_COST = "the factors may be costs, which are to be lowered"
 NO_MINUS = "A policy's objective is minimised as it is: the minus before the advantages' product is missing."
-
 NO_FIRST = "the first token of each answer may be a mark"
 BEGINS_LATE = "The mask of the answers is not shifted with the targets."
 NO_REFERENCE = "The reference is the policy itself: it shares its weights, or its adapters are not switched off."

@@ -55,8 +55,7 @@ class DeviceAsConfigured(Check):
         nothing_here = any(device not in census.devices for census in trace.all(evidence.Census))
         detail = f"configured {configured}, ran on {device}" + (f", but tensors on {elsewhere}" if elsewhere else "")
         detail += f", but no tensor is on {device}" if nothing_here and not elsewhere else ""
-        if fallback:
-            detail += f" after: {trace.main.start.explanation}"
+        detail += f" after: {trace.main.start.explanation}" if fallback else ""
         misplaced = [*elsewhere, *([device] if nothing_here else [])]
         return self.found(as_configured, detail, measured=device, limit=configured, problems=misplaced)
 
@@ -132,8 +131,7 @@ class AttentionAsConfigured(Check):
         as_configured = bool(kernels) and all(kernel.startswith(KERNELS[wanted]) for kernel in kernels)
         detail = f"configured {wanted}, a training step ran {(ran := some(kernels) or 'no kernel at all')}"
         cached = calls.cached_calls if not trace.run.training.use_cache else 0
-        if cached:
-            detail += f"; {cached} forwards of its layers filled an unused key-value cache"
+        detail += f"; {cached} forwards of its layers filled an unused key-value cache" if cached else ""
         meant = "the cache takes memory and time, and changes no result" if cached and as_configured else ""
         return self.found(as_configured, detail, measured=ran, limit=wanted, problems=range(cached), meant=meant)
 

@@ -2,8 +2,7 @@
 
 import math
 
-from tunecheck.core.check import Check, NumericCheck, recorded, worst_of
-from tunecheck.core.errors import NotApplicable
+from tunecheck.core.check import Check, NumericCheck, recorded, required, worst_of
 from tunecheck.core.evidence import Evaluation, ForwardPaths, ForwardReference, LayerCalls, OwnLoss, Setup
 from tunecheck.core.finding import Finding
 from tunecheck.core.known_bugs import CUDNN_ATTENTION
@@ -45,9 +44,8 @@ class ForwardMatchesArchitecture(NumericCheck):
 
     needs = frozenset({Premise.CAUSAL_LM, Premise.ARCHITECTURE_KNOWN, Premise.BASE_PLAIN})
     convention = "a script may change the function of its model, such as its attention"
-    meaning = """The weights are right, but the function is not. Attention uses wrong positions or a wrong scale. A
-    layer is skipped or out of order. The activation or epsilon differs. A patched or fused kernel computes something
-    else, or with too little precision."""
+    meaning = """Attention uses wrong positions or a wrong scale. A layer is skipped or out of order. The activation or
+    epsilon differs. A patched or fused kernel computes something else, or with too little precision."""
     remedy = """Inspect the named module. Compare config.json with the run. Turn patches and fused kernels off. Load in
     bf16 through from_pretrained(dtype=...): model.to(bfloat16) also rounds the rotary frequencies."""
 
@@ -64,9 +62,8 @@ class ForwardMatchesArchitecture(NumericCheck):
 
     def judge(self, trace: Trace) -> Finding:
         seen, limit = trace.one(ForwardReference), self.limit(trace)
-        if not seen.has_formulas:
-            kind = trace.run.architecture.model_type
-            raise NotApplicable(f"no reference formulas for {kind} with this rotary scaling")
+        kind = trace.run.architecture.model_type
+        required(seen.has_formulas, f"no reference formulas for {kind} with this rotary scaling")
         calls = trace.one(LayerCalls)
         detail = f"worst of {seen.relations} relations: {seen.worst}, off by {seen.error:.3g}"
         errors = (seen.error, calls.attention_error) if calls.attention_rows else (seen.error,)

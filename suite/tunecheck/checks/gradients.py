@@ -13,8 +13,7 @@ class GradientsCleared(Check):
     """Every gradient is zero or None when a step begins."""
 
     needs = frozenset({Premise.GRADIENTS_CLEARED_BEFORE})
-    meaning = """zero_grad is missing, runs before backward ends, or belongs to an optimizer of other tensors. Each step
-    then adds the gradients of earlier steps."""
+    meaning = "zero_grad is missing, runs before backward ends, or belongs to an optimizer of other tensors."
     remedy = "Call optimizer.zero_grad(set_to_none=True) after every optimizer step, including skipped ones."
 
     def judge(self, trace: Trace) -> Finding:

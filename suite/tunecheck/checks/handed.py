@@ -168,8 +168,7 @@ class WorkersDiffer(Check):
     """Workers that iterate over a data set of their own yield different batches."""
 
     needs = frozenset({"user_code"})
-    meaning = """An IterableDataset does not split its rows among num_workers. Each worker yields all of them, so that
-    one epoch trains every row num_workers times."""
+    meaning = "An IterableDataset does not split its rows among num_workers, so that each worker yields all of them."
     remedy = "Call torch.utils.data.get_worker_info() in __iter__, and take every num_workers-th row."
 
     min_rounds: int = 2

@@ -119,9 +119,7 @@ class LossMoves(Check):
         return self.found(spread > self.min_spread, detail, measured=spread, limit=self.min_spread)
 
 
-FEWEST_EVALUATIONS = 4
-BLOCKS = 10
-FEWEST_STEPS = 50
+FEWEST_EVALUATIONS, FEWEST_STEPS, BLOCKS = 4, 50, 10
 
 
 class LossKeepsFalling(Check):
@@ -161,8 +159,7 @@ class LossKeepsFalling(Check):
             return self.found(False, "a training loss is not finite", measured=math.nan, limit=self.max_late_rise)
         edges = [len(losses) * block // BLOCKS for block in range(BLOCKS + 1)]
         blocks = [median(losses[start:stop]) for start, stop in pairwise(edges)]
-        falls = [-loss for loss in losses]
-        falling = trend(range(len(falls)), falls, confidence=0.95).p_rising
+        falling = trend(range(len(losses)), [-loss for loss in losses], confidence=0.95).p_rising
         rise = blocks[-1] / min(blocks) - 1 if min(blocks) > 0 else math.nan
         not_fallen = [not blocks[-1] < blocks[0], not falling <= self.max_p]
         course = " -> ".join(f"{block:.3f}" for block in blocks)
@@ -190,8 +187,7 @@ class TextIsLanguage(Check):
     """
 
     needs = frozenset({"generate", Premise.PRETRAINED})
-    meaning = """The model generates noise. Its weights were never loaded, the tokenizer belongs to another model, or
-    the training destroyed the model's knowledge."""
+    meaning = "The weights were never loaded, the tokenizer is another model's, or training destroyed the knowledge."
     remedy = "Read the texts in report.html. Fix base_matches_file and first_loss_below_uniform first if either failed."
 
     max_share: float = 0.4
@@ -210,14 +206,14 @@ class TextIsLanguage(Check):
         return self.at_most(-worst.mean_logprob, limit, detail, problems=problems)
 
     def _of(self, text: Generation, limit: float) -> list[str]:
-        problems = []
-        if not -text.mean_logprob <= limit:
-            problems.append(f"{-text.mean_logprob:.2f} nats per generated token")
-        if text.tokens >= 8 and not text.most_frequent_share <= self.max_repeated:  # a short answer may be one word
-            problems.append(f"{text.most_frequent_share:.0%} of the tokens are the same token")
-        if not text.readable_share >= self.min_readable:
-            problems.append(f"only {text.readable_share:.0%} of the characters are readable")
-        return problems
+        often, readable = text.most_frequent_share, text.readable_share
+        wrong = {
+            f"{-text.mean_logprob:.2f} nats per generated token": not -text.mean_logprob <= limit,
+            # a short answer may be one word
+            f"{often:.0%} of the tokens are the same token": text.tokens >= 8 and not often <= self.max_repeated,
+            f"only {readable:.0%} of the characters are readable": not readable >= self.min_readable,
+        }
+        return holding(wrong)
 
 
 class CanaryLearned(Check):

@@ -6,7 +6,7 @@ from itertools import pairwise
 from tunecheck.checks.telemetry import MIB, card_memory, on_gpu, other_gpu_processes, telemetry
 from tunecheck.core import evidence
 from tunecheck.core.check import Check, recorded, required, worst_of
-from tunecheck.core.errors import MissingEvidence, NotApplicable
+from tunecheck.core.errors import MissingEvidence
 from tunecheck.core.finding import Finding
 from tunecheck.core.premises import Premise
 from tunecheck.core.trace import Attempt, Trace
@@ -15,7 +15,6 @@ from tunecheck.core.trend import trend
 LOSSES_ADDED = "A sum of losses is kept with its graph: total += loss, without item() or detach()."
 LATE = "an optimizer first stepped between two samples, and its loop brings fewer tensors than it trains"
 LONG_GRAPH = "an objective may reach over many steps, or a sum be emptied with the next epoch"
-
 ALLOCATOR_ERROR = "OutOfMemoryError:"
 """How a probe's failure begins when torch's allocator raised it, the only kind of which torch keeps a count."""
 
@@ -43,9 +42,8 @@ class LiveTensorsFlat(Check):
         fewer = len(trace.records(evidence.Step)) < trace.run.training.max_steps
         ended_early = fewer and not trace.holds(Premise.STEPS_DECLARED)
         samples = (trace.main if ended_early else trace).all(evidence.LiveTensors)
-        if len(samples) < 2:
-            short = "fewer than two samples, because the run is too short"
-            raise NotApplicable(short) if ended_early else MissingEvidence(short)
+        needed = required if ended_early else recorded
+        needed(len(samples) >= 2, "fewer than two samples, because the run is too short")
         first, last = samples[0], samples[-1]
         steps = last.step - first.step
         detail = f"{first.tensors} tensors after step {first.step}, {last.tensors} after step {last.step}"
@@ -63,8 +61,7 @@ class LiveTensorsFlat(Check):
         # as a critic's: the variables of its loop are there from now on, a leaked model would bring all its weights
         required(hooks > 0 or not self.max_growth * steps < grown < last.learning - first.learning, LATE)
         growth = grown / steps if last.tensors > samples[-2].tensors else 0.0  # a leak rises to the end
-        if hooks > 0:
-            detail += f"; {hooks} more hooks on the model"
+        detail += f"; {hooks} more hooks on the model" if hooks > 0 else ""
         return self.at_most(growth, self.max_growth, detail, problems=range(max(0, hooks)))
 
 
@@ -122,9 +119,8 @@ class VramCeiling(Check):
     """Peak of the allocator in the first step and the steady phase, in MiB. The peak of loading is not judged."""
 
     def judge(self, trace: Trace) -> Finding:
-        if not on_gpu(trace):
-            fell_back = any(attempt.start.device.startswith("cuda") for attempt in trace.attempts)
-            raise (NotApplicable if not fell_back else MissingEvidence)("trained on the CPU: no GPU memory was used")
+        fell_back = any(attempt.start.device.startswith("cuda") for attempt in trace.attempts)
+        (recorded if fell_back else required)(on_gpu(trace), "trained on the CPU: no GPU memory was used")
         phases = trace.all(evidence.Phase)
         training = [phase for phase in phases if phase.name in evidence.TRAINING_PHASES]
         peaks = [phase.peak_allocated_bytes for phase in training if phase.peak_allocated_bytes]
@@ -163,8 +159,7 @@ class MemoryOrder(Check):
     """Checkpointing, one row instead of 4, 4 bit instead of 16, and adapters instead of all weights save memory."""
 
     needs = frozenset({"memory_order"})
-    meaning = """A memory-saving setting has no effect. Weights were not quantised. The checkpointing flag does not
-    reach the layers. Frozen weights get gradients."""
+    meaning = "Weights were not quantised. Checkpointing does not reach the layers. Frozen weights get gradients."
     remedy = "Check the variant's quantization_as_configured, checkpointing_as_configured and trainable_set."
 
     max_ratio: float = 0.98

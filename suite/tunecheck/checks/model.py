@@ -12,8 +12,6 @@ from tunecheck.core.premises import OF_THE_RUN, Premise, Source
 from tunecheck.core.trace import Trace
 
 ADAPTED_TWICE = "get_peft_model ran twice, as when SFTTrainer also receives a peft_config."
-
-
 FLAGS = "The script sets requires_grad of other tensors: it freezes too many, or too few."
 
 
@@ -85,8 +83,7 @@ class StateInTraining(Check):
     meaning = f"""{NEVER_TRAINING} {NEVER_EVAL} {LEFT_IN_EVAL} {UNCALIBRATED} {TEACHER_TRAINING} An evaluation, a
     generation, a save, a resume or a callback changed the model and did not restore it. It left eval mode on, adapters
     disabled, merged or replaced, or a requires_grad flag or torch switch changed."""
-    remedy = """Call model.train() before the first step and after each evaluation. Check what runs just before the
-    first step that the finding names."""
+    remedy = "Call model.train() before training and after evaluations. Check what runs before the named step."
 
     min_quiet: int = 8
     """Batches at the end of a loop's training, of which the model learns without dropout as it did with it before."""
@@ -174,8 +171,7 @@ class ParametersCounted(Check):
     needs = frozenset({Premise.COUNT_DECLARED})
     convention = "a model may be changed after it was built from its configuration"
     meaning = f"{TENSORS_COUNTED} An adapter has another rank. Layers are missing. A tied matrix exists twice."
-    remedy = """Count elements, not tensors. Compare with `tunecheck strategies MODEL`. Check the number of layers and
-    the tied head in the model's configuration."""
+    remedy = "Count elements, not tensors. Check `tunecheck strategies MODEL`, the layers' number and the tied head."
 
     def judge(self, trace: Trace) -> Finding:
         censuses = trace.all(evidence.Census)
@@ -304,8 +300,7 @@ class BaseUntouched(Check):
 
     needs = frozenset({"frozen", Premise.BASE_UNWRITTEN})
     meaning = "The base was trained, repacked or merged into. Or memory was corrupted."
-    remedy = """Check how many tensors the finding names. All quantised ones after an evaluation point to a repacking
-    kernel, a single one to hardware."""
+    remedy = "All quantised tensors after an evaluation point to a repacking kernel, a single one to hardware."
 
     def judge(self, trace: Trace) -> Finding:
         seen = trace.one(evidence.Movement)
@@ -325,8 +320,7 @@ class WeightsChangeOnlyInSteps(Check):
     """
 
     needs = frozenset({Premise.TRAINED_UNWRITTEN})
-    meaning = """An evaluation, a save or a callback wrote into the trained weights. It stored an average, a cast to 16
-    bit and back, or weights of another step."""
+    meaning = "An evaluation, a save or a callback wrote to trained weights: an average, a cast, another step's."
     remedy = "Check what runs before the step that the finding names, and make it work on a copy."
 
     def judge(self, trace: Trace) -> Finding:

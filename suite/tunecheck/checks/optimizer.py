@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import groupby
 
 from tunecheck.core import evidence
-from tunecheck.core.check import Check, NumericCheck, recorded, said_once, some, unwitnessed, worst_of
+from tunecheck.core.check import Check, NumericCheck, recorded, required, said_once, some, unwitnessed, worst_of
 from tunecheck.core.errors import MissingEvidence, NotApplicable
 from tunecheck.core.finding import Finding
 from tunecheck.core.optimization import decays, learning_rate
@@ -367,8 +367,7 @@ class TrainableMoved(Check):
             rises = len(rates) > 1 and rates[-1] > rates[-2]  # in a warm-up larger steps are yet to come
             if seen.unmoved and not rises:
                 return self.at_most(len(seen.unmoved), 0, detail, meant=SAVES_MEMORY, causes=[ROUNDS])
-            if problems:
-                raise NotApplicable(f"{detail}; keep them in fp32")
+            required(not problems, f"{detail}; keep them in fp32")
         if seen.stuck_at_0 and not problems:
             detail = f"{len(seen.stuck_at_0)} of {wanted} trained tensors are matrices of 0, and their gradient is 0"
             detail += f" in each step: {some(seen.stuck_at_0)}"

@@ -51,8 +51,7 @@ class NoLossOnPadding(Check):
     remedy = "Multiply each term and mean by attention_mask. Read a row's last token at attention_mask.sum(1) - 1."
 
     max_share: float = 1e-3
-    """Share of the gradient's norm. It is exactly 0 without loss on padding, in every precision. It is 0.02 if one row
-    of four has a single padded position with a label."""
+    """Share of the gradient's norm. It is exactly 0 without loss on padding, 0.02 with one label on it in four rows."""
     max_asked_share: float = 0.5
     """Share of the rows with padding behind them whose last token is asked for it. It is 0 or 1."""
     min_rows: int = 4
@@ -171,7 +170,6 @@ class RowsReachLoss(Check):
     """Share of the tokens behind the last used position. It is near 0 if labels or the head use the end of a row."""
     min_tokens: int = 16
     """Tokens needed for a share."""
-
     min_steps: int = 3
     """Steps that must each leave a pass without a gradient."""
     min_rows: int = 8

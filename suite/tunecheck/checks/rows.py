@@ -116,8 +116,7 @@ class BatchesDiffer(Check):
         by_data = min(alike, len(prescribed) - len(set(prescribed)))
         repeated = alike - by_data
         detail = f"{len(digests)} micro-batches, {repeated} of them repeated"
-        if by_data:
-            detail += f"; {by_data} more repeat because the data set repeats their rows"
+        detail += f"; {by_data} more repeat because the data set repeats their rows" if by_data else ""
         return self.at_most(repeated, 0, detail, compared=len(digests))
 
 
@@ -132,13 +131,9 @@ class RowOrder(Check):
     remedy = "Derive the row order from the seed and the epoch alone."
 
     def judge(self, trace: Trace) -> Finding:
-        windows, split, named = (
-            trace.all(evidence.Window),
-            trace.one(evidence.DataSplit),
-            trace.one(evidence.Dataset).sha256,
-        )
+        windows, split = trace.all(evidence.Window), trace.one(evidence.DataSplit)
         problem = _epochs(windows, split.train_rows)
-        if (read := split.dataset_sha256) != named:
+        if (read := split.dataset_sha256) != (named := trace.one(evidence.Dataset).sha256):
             problem = f"the files read have the digest {read[:12]}, those of the trace {named[:12]}"
         detail = problem or f"{len(windows)} steps with the prescribed rows"
         if wrong := [window for window in windows if window.rows != window.expected_rows]:
@@ -251,8 +246,7 @@ class RowsComeOnce(Check):
             alike = f"all {len(digests)} micro-batches are equal"
             return self.at_most(len(digests) - 1, 0, alike, meant=SAME_BATCH)
         detail = f"{seen.rows} rows of an epoch"
-        if seen.resumed_after:
-            detail += f", resumed after {seen.resumed_after}"
+        detail += f", resumed after {seen.resumed_after}" if seen.resumed_after else ""
         if seen.repeated:
             detail += f", {len(seen.repeated)} of them more often than in the data set: {some(seen.repeated, 2)}"
         if seen.replayed:

@@ -20,8 +20,7 @@ class AdapterRoundTrip(NumericCheck):
 
     needs = frozenset({"adapters", Premise.CAUSAL_LM, Premise.FILES_WRITTEN_HERE})
     premises_to_fail = frozenset({Premise.GRADIENT_DUE})
-    meaning = """The file is empty or partial. Its keys were renamed, so that the loader ignores them. A fresh adapter
-    was saved instead of the trained one."""
+    meaning = "The file is empty or partial. Its keys were renamed. A fresh adapter was saved, not the trained one."
     remedy = "Compare the file's names with the model's. Load with PeftModel.from_pretrained, not get_peft_model."
 
     max_error_fp32: float = 1e-6  # 0.0 measured
@@ -166,8 +165,7 @@ class FallbackStartsFresh(Check):
     """A fallback starts with the tensors and random state of a run that started on the CPU."""
 
     needs = frozenset({"reference"})
-    meaning = """The fallback inherited state from the attempt that ran out of memory: half-trained weights, optimizer
-    moments or an advanced random state."""
+    meaning = "The fallback inherited half-trained weights, optimizer moments or an advanced random state."
     remedy = "Load the model from its file in a fresh process. Do not move the old one with .to()."
 
     def judge(self, trace: Trace) -> Finding:

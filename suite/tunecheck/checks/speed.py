@@ -7,7 +7,7 @@ from statistics import median
 from tunecheck.checks.telemetry import busy_host, on_gpu, other_gpu_processes, throttled
 from tunecheck.checks.utilization import flops_per_token, formula, peak_flops_per_second, tokens_per_second
 from tunecheck.core.check import Check, recorded, required
-from tunecheck.core.errors import MissingEvidence, NotApplicable, NothingCompared
+from tunecheck.core.errors import MissingEvidence, NotApplicable
 from tunecheck.core.evidence import Census, Setup, Step, StepTimes
 from tunecheck.core.finding import Finding
 from tunecheck.core.trace import Trace
@@ -31,8 +31,7 @@ class SecondsReported(Check):
     def judge(self, trace: Trace) -> Finding:
         required(not on_gpu(trace), "on a GPU the timed calls return before their work ends")
         pairs = list(zip([step.seconds for step in trace.steps], trace.one(StepTimes).seconds, strict=False))
-        if not pairs:
-            raise NothingCompared("there was nothing to compare: no step was timed")
+        recorded(pairs, "there was nothing to compare: no step was timed")
         if any(math.isnan(reported) or not passed > 0 for reported, passed in pairs):
             return self.at_most(math.nan, self.max_error, "the time of a step is nan or not above 0")
         # The step that fits best: a busy machine takes the processor away between the two clocks in some steps, three
@@ -42,8 +41,8 @@ class SecondsReported(Check):
         limit = max(self.max_error, self.resolution_seconds / passed)
         which = f"the best of {len(pairs)} steps, {1000 * passed:.3g} ms,"
         detail = f"{which} is reported as {reported / passed:.2f} times its duration"
-        if error <= limit and limit > 0.5:  # a step reported at half its time would pass
-            raise NotApplicable(f"steps too short to time: {detail}")
+        # else a step reported at half its time would pass
+        required(error > limit or limit <= 0.5, f"steps too short to time: {detail}")
         return self.at_most(error, limit, detail)
 
 
@@ -88,11 +87,10 @@ class ThroughputSteady(Check):
         if not steady and (others := busy_host(trace)):
             raise MissingEvidence(f"{detail}, but the machine was busy: {others}")
         if not steady and (host := _of_host(trace, steps)):
-            slower, least, _ = self._change(numbers, host)
+            grown, least, _ = self._change(numbers, host)
             left, sure, _ = self._change(numbers, [time - pace for time, pace in zip(times, host, strict=True)])
             if least > 0 and (left <= limit or sure <= 0):
-                slowed = f"the host slowed down: the same piece of Python took {slower:+.1%}"
-                raise MissingEvidence(f"{detail}, but {slowed}")
+                raise MissingEvidence(f"{detail}, but the host slowed down: the same piece of Python took {grown:+.1%}")
         return self.found(steady, "; ".join(filter(None, [detail, throttled(trace)])), measured=change, limit=limit)
 
     def _change(self, numbers: list[float], times: list[float]) -> tuple[float, float, float]:
@@ -152,8 +150,7 @@ class ModelFlopsUtilization(Check):
         work = f"{flops / 1e9:.3g} GFLOP per token ({formula(trace.run)})"
         achieved = f"{rate:,.0f} tokens/s x {work} = {rate * flops / 1e12:.3g} TFLOP/s"
         if peak is None:
-            table = "suite/tunecheck/checks/utilization.py"
-            reason = f"{setup.device_name} in {setup.precision} has no peak rate in the table of {table}"
+            reason = f"{setup.device_name} in {setup.precision} has no peak rate in checks/utilization.py"
             raise NotApplicable(f"{reason}; {achieved}")
         share = rate * flops / peak
         detail = f"{achieved} of {peak / 1e12:,.0f} ({setup.device_name}, dense, datasheet)"

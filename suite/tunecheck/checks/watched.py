@@ -17,8 +17,7 @@ class ResumedAsConfigured(Check):
     """A training that names a checkpoint continues from that checkpoint's step."""
 
     needs = frozenset({"resume_declared"})
-    meaning = """The script does not pass the checkpoint to train(), which ignores the arguments' value. Earlier
-    progress is lost, and the schedule restarts."""
+    meaning = "The script does not pass the checkpoint to train(), which ignores the arguments' value."
     remedy = "Call trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)."
 
     def judge(self, trace: Trace) -> Finding:

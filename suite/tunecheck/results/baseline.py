@@ -24,7 +24,6 @@ MOST_SESSIONS = 30
 """Older sessions no longer count: a changed machine becomes the baseline in time. A baseline that shall not move is
 accepted into a file."""
 
-
 Status = Literal["steady", "better", "suspect", "worse", "no baseline"]
 """suspect: worse for the first time, where it takes two sessions in a row."""
 

@@ -18,8 +18,6 @@ from tunecheck.core.trace import Trace
 
 ORACLES = ("loss_oracle", "gradients_averaged")
 """Loss and gradient against the suite's own."""
-ENDS = ("saved_as_trained",)
-"""Checks whose suspicions a failure explains, too: what never learned is saved like what was just made."""
 CONSEQUENCES: dict[str, tuple[str, ...]] = {
     "device_as_configured": ("dtypes_as_configured", "attention_as_configured", "throughput_steady", "memory_order"),
     "fallback_in_order": ("fallback_starts_fresh", "fallback_equals_reference"),
@@ -130,14 +128,12 @@ def explained(findings: Sequence[Finding], *, ask: bool = False) -> list[Finding
     """
     told = []
     for finding in findings:
-        match finding.status:
-            case Status.FAILED:
-                because = _causes(finding, findings, Status.FAILED)[:1]
-                roots = _causes(finding, findings, Status.FAILED, Status.IGNORED) if ask else []
-            case Status.SUSPECTED if finding.check in ENDS or getattr(CHECKS.get(finding.check), "convention", False):
-                because, roots = _causes(finding, findings, Status.FAILED, Status.SUSPECTED)[:1], []
-            case _:
-                because, roots = [], []
+        # what never learned is saved like what was just made
+        habit = finding.check == "saved_as_trained" or getattr(CHECKS.get(finding.check), "convention", False)
+        by = {Status.FAILED: [Status.FAILED], Status.SUSPECTED: [Status.FAILED, Status.SUSPECTED] if habit else []}
+        because = _causes(finding, findings, *by.get(finding.status, ()))[:1]
+        ask_why = ask and finding.status is Status.FAILED
+        roots = _causes(finding, findings, Status.FAILED, Status.IGNORED) if ask_why else []
         told.append(replace(finding, because=because[0].check if because else ""))
         if roots and all(root.status is Status.IGNORED for root in roots):
             meant = f"it may follow from {roots[0].check}, which is ignored"

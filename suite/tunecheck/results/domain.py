@@ -80,10 +80,7 @@ def domain_of_end(trace: Trace) -> Attribution | None:
 
 _BY_CAUSE: dict[AttemptCause | None, Attribution] = {
     AttemptCause.ERROR: (Domain.WORKLOAD, "the training code or a library raised an error"),
-    AttemptCause.GPU_ERROR: (
-        Domain.UNKNOWN,
-        "a kernel of the program or the GPU can cause this error: run again in a fresh process",
-    ),
+    AttemptCause.GPU_ERROR: (Domain.UNKNOWN, "the program's kernels or the GPU can cause it: run again"),
     AttemptCause.NO_GPU: (Domain.ENVIRONMENT, "the driver lists a GPU that torch cannot use"),
     AttemptCause.GPU_MEMORY: (Domain.WORKLOAD, "no other process was seen on the GPU"),
     AttemptCause.KILLED: (Domain.ENVIRONMENT, "another process or the kernel killed the training"),
@@ -91,10 +88,7 @@ _BY_CAUSE: dict[AttemptCause | None, Attribution] = {
     AttemptCause.EXIT: (Domain.UNKNOWN, "the process ended by itself without an error: look at its log"),
     AttemptCause.DEADLINE: (Domain.UNKNOWN, "it was stopped or hung: look at the stacks in its log"),
     AttemptCause.START: (Domain.ENVIRONMENT, "the system refused or ended the process that starts the training"),
-    AttemptCause.LIBRARIES: (
-        Domain.ENVIRONMENT,
-        "an installed library, or the Python that runs it, is not as it must be",
-    ),
+    AttemptCause.LIBRARIES: (Domain.ENVIRONMENT, "an installed library, or Python itself, is not as it must be"),
     AttemptCause.DISK_FULL: (Domain.ENVIRONMENT, "no space is left on a disk of this machine"),
     AttemptCause.HOST_MEMORY: (Domain.ENVIRONMENT, "this machine's memory, or the process's limit of it, is used up"),
 }
@@ -154,20 +148,16 @@ ABOUT: dict[str, tuple[tuple[str, ...], str]] = {
     "rows_come_once": (DATA, r"next\(iter|DataLoader\(|[Ss]ampler"),
     "batches_change": (DATA, r"next\(iter|DataLoader\(|get_batch"),
     "rows_whole": (DATA, r"max_(seq_)?len\w*|truncation|\[:\w*(len|max|block)"),
-    "answers_end": (DATA, r"eos"),
-    "written_answers_end": (DATA, r"eos"),
+    **dict.fromkeys(("answers_end", "written_answers_end"), (DATA, r"eos")),
     "no_loss_on_padding": ((*DATA, *LOSS), rf"{LABELS_LINE}|ignore_index|pad"),
     "padding_hidden": ((*DATA, *LOSS), r"attention_mask|mask"),
     "no_target_leakage": ((*DATA, *LOSS), rf"{LABELS_LINE}|targets?\s*=[^=]|{LOSS_LINE}"),
     "randomness_varies": ((*LOSS, "callback"), r"\w*seed\w*\("),
-    "loss_oracle": (LOSS, LOSS_LINE),
-    "loss_normalised_over_accumulation": (LOSS, LOSS_LINE),
+    **dict.fromkeys(("loss_oracle", "loss_normalised_over_accumulation", "loss_moves", "finite"), (LOSS, LOSS_LINE)),
     "loss_receives_logits": (LOSS, r"softmax|sigmoid"),
     "accumulation_oracle": ((*LOSS, "callback"), LOSS_LINE),
     "weight_gradients": ((*LOSS, "callback"), r"\.grad\b|backward\("),
     "loss_logged": (("log", *LOSS), r"log\("),
-    "loss_moves": (LOSS, LOSS_LINE),
-    "finite": (LOSS, LOSS_LINE),
     "calls_in_order": (STEP, r"zero_grad|\.step\(|clip_grad|backward\("),
     "gradients_cleared": (STEP, r"zero_grad|\.step\("),
     "clipping_leaves_gradients": (STEP, r"clip_grad|max_norm"),
@@ -176,16 +166,13 @@ ABOUT: dict[str, tuple[tuple[str, ...], str]] = {
     "learning_rate_trace": ((*SCHEDULE, *STEP), r"sched\w*\s*=|get_\w*schedule|['\"]lr['\"]"),
     "schedule_ends": (SCHEDULE, r"sched\w*\s*=|get_\w*schedule|warmup"),
     "steps_applied": (("create_scheduler", *STEP), r"\.step\("),
-    "updates_match_adamw": ((*OPTIMIZER, *STEP), r"optim\w*\s*=|\.step\("),
-    "trainable_moved": ((*OPTIMIZER, *STEP), r"optim\w*\s*=|\.step\("),
+    **dict.fromkeys(("updates_match_adamw", "trainable_moved"), ((*OPTIMIZER, *STEP), r"optim\w*\s*=|\.step\(")),
     "state_in_training": ((*STEP, *EVALUATION), r"\.eval\(|\.train\("),
     "base_untouched": (STEP, r"\.data\b|\.copy_\(|merge"),
     "weights_change_only_in_steps": (STEP, r"\.data\b|\.copy_\(|load_state_dict|merge"),
     "evaluation_reported": ((*EVALUATION, "callback"), r"eval"),
     "evaluation_rows_unseen": ((), r"eval\w*\s*=|split"),
-    "adapter_round_trip": (SAVING, SAVED_LINE),
-    "saved_as_trained": (SAVING, SAVED_LINE),
-    "export_reads_back": (SAVING, SAVED_LINE),
+    **dict.fromkeys(("adapter_round_trip", "saved_as_trained", "export_reads_back"), (SAVING, SAVED_LINE)),
     "repeat_equals": (DATA, r"seed|shuffle"),
     "resume_equals": (
         (*DATA, "_load_from_checkpoint", "_load_optimizer_and_scheduler", "callback"),
@@ -194,15 +181,13 @@ ABOUT: dict[str, tuple[tuple[str, ...], str]] = {
 }
 """Check to the parts of a script that it is about, the likeliest first, and what the line at fault may hold."""
 BRANCH = re.compile(r"\s*(if(?!\s+__name__)|elif|else|except|case)\b")
-FALLBACK = ("script",)
-"""Every check may point to where the script trains."""
 
 
 def places_of(trace: Trace, check: str) -> tuple[Place, ...]:
     """Return the code that a failure of this check points to, the likeliest first; nothing for a run of the suite's."""
     written = trace.records(UserCode)
     roles, expression = ABOUT.get(check, ((), ""))
-    for among in (roles, FALLBACK):
+    for among in (roles, ("script",)):  # every check may point to where the script trains
         if found := [_place(code, expression) for role in among for code in written if code.role == role]:
             return tuple(found)
     return ()
