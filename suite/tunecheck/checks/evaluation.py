@@ -99,8 +99,7 @@ class PerplexityBelowVocabulary(Check):
     max_share: float = 1.0
     """Share of ln V, the loss of a uniform guess."""
     max_rise: float = 1.1
-    """Loss over the first loss of unfamiliar rows, if that is above a uniform guess. It falls in training, and held-out
-    rows of another kind may rise a little."""
+    """Loss over the first loss of unfamiliar rows, if that is above a uniform guess. Other held-out rows may rise."""
     max_share_random: float = 1.05
     """The same share for random weights. Their logits scatter, so that the loss exceeds a uniform guess by half the
     logits' variance, plus sampling noise."""
@@ -139,7 +138,6 @@ class GenerationIsGreedy(NumericCheck):
 
     min_agreement: float = 0.9
     """Share of equal tokens. In 16 bit, the cached and the plain forward pass may resolve near ties differently."""
-
     max_error_fp32: float = 1e-3
     """Error of the logits: cached passes multiply in another order. In 16-bit runs it also applies to fp32 logits."""
     max_error_16bit: float = 0.1

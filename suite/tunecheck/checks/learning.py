@@ -142,17 +142,13 @@ class LossKeepsFalling(Check):
 
     def judge(self, trace: Trace) -> Finding:
         probes = [evaluation for evaluation in trace.all(Evaluation) if evaluation.split == "probe"]
-        return self._by_probes(probes) if len(probes) >= FEWEST_EVALUATIONS else self._by_blocks(trace)
-
-    def _by_probes(self, probes: list[Evaluation]) -> Finding:
-        losses = [evaluation.loss for evaluation in probes]
-        not_fallen = [] if losses[-1] < losses[0] else [losses[-1]]
-        before = [(loss, min(losses[:at])) for at, loss in enumerate(losses) if at]
-        worst = worst_of([loss / lowest - 1 if lowest else loss for loss, lowest in before], key=float)
-        course = " -> ".join(f"{loss:.3f}" for loss in losses)
-        return self.at_most(worst, self.max_rise, f"probe batch {course}", problems=not_fallen)
-
-    def _by_blocks(self, trace: Trace) -> Finding:
+        if len(probes) >= FEWEST_EVALUATIONS:
+            losses = [evaluation.loss for evaluation in probes]
+            ends_above = [] if losses[-1] < losses[0] else [losses[-1]]
+            before = [(loss, min(losses[:at])) for at, loss in enumerate(losses) if at]
+            worst = worst_of([loss / lowest - 1 if lowest else loss for loss, lowest in before], key=float)
+            course = " -> ".join(f"{loss:.3f}" for loss in losses)
+            return self.at_most(worst, self.max_rise, f"probe batch {course}", problems=ends_above)
         losses = [step.loss for step in trace.steps if step.applied]
         recorded(len(losses) >= FEWEST_STEPS, f"{len(losses)} steps, {FEWEST_STEPS} are needed")
         if not all(map(math.isfinite, losses)):
@@ -220,8 +216,7 @@ class CanaryLearned(Check):
     """Greedy decoding returns an invented answer exactly, end token included, which the model did not know before."""
 
     needs = frozenset({"canary", Premise.PRETRAINED})
-    meaning = """Training does not reach generation. The template differs at generation time. The end token is not
-    supervised. The adapters are not applied."""
+    meaning = "Training does not reach generation: another template, no supervised end token, or unapplied adapters."
     remedy = "Compare both texts. Fix tokens_match_template and adapters_applied first if either failed."
 
     def judge(self, trace: Trace) -> Finding:

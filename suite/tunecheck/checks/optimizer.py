@@ -311,7 +311,6 @@ class TrainableMoved(Check):
     language model: other optimizers may update by less than a last digit, other models have dead units."""
     min_share_16bit_weights: float = 0.1
     """The same with adapter_dtype: model in 16 bit, which loses small updates: 0.35 measured after four steps."""
-
     min_never_stepped: int = 8
     """Optimizer steps, all of a training, in which a schedule that holds the rate at 0 is never stepped."""
     min_share_of_16bit_steps: float = 0.5

@@ -291,7 +291,12 @@ class SavedByOneRank(Check):
 
     def judge(self, trace: Trace) -> Finding:
         if not trace.holds(Premise.SAVING_DECLARED):
-            return self._of_files(trace)
+            heard = {rank: trace.of_rank(rank).records(evidence.FileWritten) for rank in trace.ranks}
+            written = {rank: {seen.path for seen in files} for rank, files in heard.items()}
+            files = sorted(required(set[str]().union(*written.values()), "no rank wrote tensors to a file"))
+            ranks = {file: [str(rank) for rank, own in written.items() if file in own] for file in files}
+            twice = [f"ranks {', '.join(by)} wrote {file}" for file, by in ranks.items() if len(by) > 1]
+            return self.unless(twice, f"{len(files)} files, each written by one rank", most=2)
         required("adapters" in trace.run.features, "nothing is saved but by the checkpoint")
         problems: dict[str, str] = {}
         for rank, held in trace.of_every_rank(evidence.Saved).items():
@@ -300,15 +305,6 @@ class SavedByOneRank(Check):
             elif not writers:
                 problems[f"saving returned on rank {rank} before any rank had written a file"] = ""
         return self.unless(problems, "one rank wrote the files, and every rank found them")
-
-    def _of_files(self, trace: Trace) -> Finding:
-        """Judge the files that each process was heard to write."""
-        heard = {rank: trace.of_rank(rank).records(evidence.FileWritten) for rank in trace.ranks}
-        written = {rank: {seen.path for seen in files} for rank, files in heard.items()}
-        files = sorted(required(set[str]().union(*written.values()), "no rank wrote tensors to a file"))
-        ranks = {file: [str(rank) for rank, own in written.items() if file in own] for file in files}
-        problems = [f"ranks {', '.join(by)} wrote {file}" for file, by in ranks.items() if len(by) > 1]
-        return self.unless(problems, f"{len(files)} files, each written by one rank", most=2)
 
 
 class ShardsEven(Check):

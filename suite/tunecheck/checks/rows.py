@@ -41,8 +41,7 @@ class TokensMatchTemplate(Check):
     needs = frozenset({"suite_rows"})
     meaning = """The collator shifts labels. The end token is masked together with padding. The template adds a second
     start token. Prompt or padding is supervised. The answer is truncated."""
-    remedy = """Compare the example row in this finding with its source text. Leave the label shift to the loss. Mask
-    padding by the attention mask, not by the token id."""
+    remedy = "Compare the example with its source. Leave the label shift to the loss. Mask padding by attention_mask."
 
     def judge(self, trace: Trace) -> Finding:
         windows = trace.all(evidence.Window)
@@ -56,9 +55,8 @@ class TokensMatchTemplate(Check):
 MASKED = "Label masking removes answers or keeps prompts."
 OTHERS_COUNTED = "The trainer counts other tokens, which scales the loss and the gradient, or inflates throughput."
 FIRST_COUNTED = (
-    "The library counts the first label of each row, which no position predicts. Loss and gradient are a little too "
-    "small. Your script does not cause this: transformers 4.57 and 5.9 do so for every model, 5.23 for GPT2LMHeadModel "
-    "(huggingface/transformers#46204)."
+    "The library counts each row's first label, which no position predicts, so that loss and gradient are too small. "
+    "transformers 4.57 and 5.9 do so for every model, 5.23 for GPT2LMHeadModel (huggingface/transformers#46204)."
 )
 BY_LIBRARY = "the library counts so for this class of models, and no line of the script does"
 
@@ -292,8 +290,12 @@ class RowsWhole(Check):
     """Share of the tokens of all texts that a tokenizer drops at one length limit."""
 
     def judge(self, trace: Trace) -> Finding:
-        if (found := self._by_tokenizers(trace)) is not None:
-            return found
+        for cut in trace.records(evidence.TextsCut):
+            lost = cut.lost_tokens / max(cut.lost_tokens + cut.kept_tokens, 1)
+            if cut.texts >= ENOUGH and lost > self.max_lost_share:
+                place = f"at {cut.max_length} tokens" if cut.max_length else "at the tokenizer's own limit"
+                detail = f"{cut.cut} of {cut.texts} texts are truncated {place}, and {lost:.0%} of all tokens are lost"
+                return self.at_most(lost, self.max_lost_share, detail, meant=ONE_LENGTH, causes=[ENDS_CUT])
         written = {t.digest: t.tokens for step in trace.records(evidence.StepInputs) for t in step.written if t.ended}
         if (found := self._pile(written.values(), "targets", "have an end token", END_KEPT)) is not None:
             return found
@@ -302,7 +304,7 @@ class RowsWhole(Check):
         required(not (reason := trace.why({Premise.END_KNOWN})), reason)
         seen, given, declared = trace.one(evidence.RowsGiven), trace.one(evidence.RowSpans), trace.run.longest
         rows = enough(len(given.rows), ENOUGH, "rows")
-        longest, cut = _cut_off(given.rows, declared)
+        longest, ends_cut = _cut_off(given.rows, declared)
         padded = any(window.inputs for window in trace.all(evidence.Window))  # which is no beginning that is cut off
         most = max(row.tokens for row in given.rows)
         ended = [r for r in given.rows if r.tokens == most and r.ended and not r.behind and r.stretches == 1]
@@ -316,20 +318,10 @@ class RowsWhole(Check):
         all_full = not short and (declared is not None or given.begin_alike)
         if not any(row.ended for row in short) and not all_full and not seen.end_tokens_supervised:
             raise NotApplicable("no row is supervised up to the tokenizer's end token")
-        share = cut / rows
-        detail = f"{cut} of {rows} rows ({share:.0%}) are truncated at {longest} tokens"
-        fits = share <= self.max_cut_share or cut < self.min_cut
+        share = ends_cut / rows
+        detail = f"{ends_cut} of {rows} rows ({share:.0%}) are truncated at {longest} tokens"
+        fits = share <= self.max_cut_share or ends_cut < self.min_cut
         return self.found(fits, detail, measured=share, limit=self.max_cut_share, causes=[ENDS_CUT])
-
-    def _by_tokenizers(self, trace: Trace) -> Finding | None:
-        """Return that a tokenizer drops a large part of all tokens at one limit; None where none does."""
-        for cut in trace.records(evidence.TextsCut):
-            lost = cut.lost_tokens / max(cut.lost_tokens + cut.kept_tokens, 1)
-            if cut.texts >= ENOUGH and lost > self.max_lost_share:
-                place = f"at {cut.max_length} tokens" if cut.max_length else "at the tokenizer's own limit"
-                detail = f"{cut.cut} of {cut.texts} texts are truncated {place}, and {lost:.0%} of all tokens are lost"
-                return self.at_most(lost, self.max_lost_share, detail, meant=ONE_LENGTH, causes=[ENDS_CUT])
-        return None
 
     def _pile(self, lengths: Collection[int], kind: str, ends: str, cause: str) -> Finding | None:
         """Return that many rows have the most tokens of all; None where that is nothing unusual."""

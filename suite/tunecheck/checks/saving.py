@@ -61,8 +61,7 @@ class AdapterReadsBack(NumericCheck):
     """In a fresh process, transformers and peft alone reproduce the trained model's logits from the saved files."""
 
     needs = frozenset({"read_back", Premise.CAUSAL_LM, Premise.FILES_WRITTEN_HERE})
-    meaning = """The saved files lack something that the training process held in memory: another alpha, other targets,
-    or a base that changed during training."""
+    meaning = "The saved files lack something that training held in memory: another alpha, other targets or base."
     remedy = "Compare adapter_config.json with the run. Fix base_untouched or adapter_round_trip first if it failed."
 
     max_error_fp32: float = 1e-4

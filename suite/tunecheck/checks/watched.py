@@ -53,8 +53,7 @@ class ExportReadsBack(NumericCheck):
     needs = frozenset({"user_code", Premise.CAUSAL_LM, Premise.FILES_WRITTEN_HERE})
     meaning = """The saved files hold other weights than the model. The saved configuration contradicts them, for
     example by tying the head again. A tensor is missing or renamed."""
-    remedy = """Compare names and tensors in the file with model.state_dict(). Check whether tie_word_embeddings in
-    config.json matches the training."""
+    remedy = "Compare the file with model.state_dict(), and tie_word_embeddings in config.json with the training."
 
     max_error_fp32: float = 1e-4
     max_error_16bit: float = 0.05
