@@ -346,14 +346,16 @@ def _fleet(options: argparse.Namespace) -> int:
 
 
 def _request(options: argparse.Namespace) -> Request:
-    from tunecheck.fleet.session import new_request, unasked
+    from tunecheck.fleet.session import new_request
 
     known = options.resume or options.judge
     if known:
         if options.what or options.engine:
             raise ConfigError([f"fleet: {known} defines the engine and the runs; remove both from the command"])
-        several = options.judge and not (options.judge / REQUEST_FILE).exists()
-        return unasked(options.judge) if several else read_request(known)
+        if options.judge is None or (options.judge / REQUEST_FILE).exists():
+            return read_request(known)
+        # a folder that several fleets share, such as one for each pod of a Kubernetes Job
+        return new_request("several", EngineOptions(), (), f"tunecheck fleet --judge {known}", known)
     if not options.engine or not options.what:
         raise ConfigError(["fleet: name an engine and a tier, such as: tunecheck fleet --engine local quick"])
     own = ENGINES[options.engine].options

@@ -39,8 +39,10 @@ Watch = Callable[[Mapping[str, Heard], str], None]
 """Shows what is known of each place by its name, and what the engine is in trouble with."""
 
 
-def new_request(engine: str, options: EngineOptions, arguments: Sequence[str], command: str) -> Request:
-    """Return the request of a session that begins now, with a folder of its own."""
+def new_request(
+    engine: str, options: EngineOptions, arguments: Sequence[str], command: str, folder: Path | None = None
+) -> Request:
+    """Return the request of a session that begins now, by default with a folder of its own."""
     now = datetime.now(UTC)
     name = f"fleet-{now:%Y%m%dT%H%M%SZ}-{os.getpid()}"
     # without it the bits of two cards may differ, and are not compared
@@ -48,7 +50,7 @@ def new_request(engine: str, options: EngineOptions, arguments: Sequence[str], c
     settings = () if any("training.deterministic=" in word for word in arguments) else deterministic
     return Request(
         id=name,
-        folder=str((reports_folder() / name).absolute()),
+        folder=str((folder or reports_folder() / name).absolute()),
         engine=engine,
         options=options,
         arguments=(*arguments, *settings),
@@ -56,12 +58,6 @@ def new_request(engine: str, options: EngineOptions, arguments: Sequence[str], c
         started_at=now.isoformat(timespec="seconds"),
         working_folder=str(Path.cwd()),
     )
-
-
-def unasked(folder: Path) -> Request:
-    """Return the request of a folder that several fleets share, such as one for each pod of a Kubernetes Job."""
-    request = new_request("several", EngineOptions(), (), f"tunecheck fleet --judge {folder}")
-    return dataclasses.replace(request, folder=str(folder.absolute()))
 
 
 class FleetSession:

@@ -75,13 +75,15 @@ class Card:
         """Return the GPU's counters now, and whether it was lost since the session began."""
         before, self._reader = self._reader.faults, Reader(self._nvml)
         remapped = self._ask("nvmlDeviceGetRemappedRows") or (None,) * 4
+        (action,) = self._ask("nvmlDeviceGetFieldValues", [230]) or (None,)
         counters = {
             "uncorrected_ecc": self._ask("nvmlDeviceGetTotalEccErrors", UNCORRECTED, VOLATILE),
             "remapped_rows_uncorrected": remapped[1],
             "remap_pending": _flag(remapped[2]),
             "remap_failed": _flag(remapped[3]),
             "retired_pages_pending": _flag(self._ask("nvmlDeviceGetRetiredPagesPendingStatus")),
-            "recovery_action": self._field(230),
+            # the value is undefined where the GPU does not know the field
+            "recovery_action": int(action.value.uiVal) if action is not None and action.nvmlReturn == 0 else None,
         }
         faults = [*before, *self._reader.faults]
         lost = dict.fromkeys(str(f.nvml_problem) for f in faults if f.nvml_state is NvmlState.GPU_LOST)
@@ -135,12 +137,6 @@ class Card:
         if bits is None:  # the name that older drivers and bindings know
             bits = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons")
         return None if bits is None else {name: 1 for bit, name in CLOCK_REASONS.items() if bits & bit}
-
-    def _field(self, number: int) -> int | None:
-        """Return one of NVML's numbered fields; None when the GPU does not know it: its value is then undefined."""
-        for field in self._ask("nvmlDeviceGetFieldValues", [number]) or ():
-            return int(field.value.uiVal) if field.nvmlReturn == 0 else None
-        return None
 
     def _listen(self) -> Any:
         wanted = sum(EVENTS) & (self._ask("nvmlDeviceGetSupportedEventTypes") or 0)
