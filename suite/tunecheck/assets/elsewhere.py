@@ -49,8 +49,11 @@ def link_folder(source: LocalSource, wanted: Wanted) -> ModelFolder:
         raise PassedOver(f"{folder} holds random weights, as its {MANIFEST} says, and this run does not allow them")
     notes = check_fit(folder, wanted.model, str(folder), exact=False)
     origin = wanted.origin("local", str(folder), str(record.get("revision", "")), pretrained=pretrained, notes=notes)
+    files = record.get("files", {})  # of a manifest that was copied along with a cached folder
+    if not isinstance(files, dict) or not all(isinstance(entry, dict) for entry in files.values()):
+        raise WeightsDamaged(f"{folder / MANIFEST} is not a manifest. What to do: delete it, or copy the folder again.")
     named = {} if source.sha256 is None else {"model.safetensors": source.sha256}
-    expected = {**_recorded_digests(record, folder), **named}
+    expected = {**{name: str(entry.get("sha256")) for name, entry in files.items()}, **named}
     # A user may change a folder of their own: the stamps in the key make it a new entry, hashed anew.
     stamps = {name: stamp_of(folder / name) for name in names}
     target = wanted.shelf.target("local", str(folder), stamps, *named.values())
@@ -99,14 +102,6 @@ def _expanded(text: str) -> Path:
     if not os.path.isdir(folder):
         raise PassedOver(f"{folder} does not exist")
     return folder
-
-
-def _recorded_digests(record: dict[str, object], folder: Path) -> dict[str, str]:
-    """Return the digests of a manifest that was copied along with a cached folder; none without a manifest."""
-    files = record.get("files", {})
-    if not isinstance(files, dict) or not all(isinstance(entry, dict) for entry in files.values()):
-        raise WeightsDamaged(f"{folder / MANIFEST} is not a manifest. What to do: delete it, or copy the folder again.")
-    return {name: str(entry.get("sha256")) for name, entry in files.items()}
 
 
 def convert_package(source: PackageSource, wanted: Wanted) -> ModelFolder:

@@ -20,7 +20,6 @@ WORDS = {
     **dict.fromkeys(("list_type", "tuple_type"), LIST),
 }
 """Replacements for messages of pydantic that do not help somebody who writes YAML."""
-MISSING = ("missing", "union_tag_not_found")
 
 
 def validated(schema: type[S], document: Document) -> S | None:
@@ -68,7 +67,7 @@ def report_unanswerable(document: Document, features: Collection[str]) -> None:
 
 def _rule_of(detail: Any) -> str:
     kind, context = detail["type"], detail.get("ctx", {})
-    if kind in MISSING:
+    if kind in ("missing", "union_tag_not_found"):
         return "is missing"
     rule, given = WORDS.get(kind) or re.sub("^(Input|String|List|Value error,) ", "", detail["msg"]), detail["input"]
     known = context.get("expected", "")

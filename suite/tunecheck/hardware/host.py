@@ -59,10 +59,8 @@ def _usable_cores() -> int | None:
 def read_ram() -> tuple[int | None, int | None]:
     """Return total and available bytes, within the limit of the control group."""
     memory = psutil.virtual_memory()
-    limits = memory_limits()
-    if limits is None:
-        return memory.total, memory.available
-    return min(memory.total, limits[0]), min(memory.available, limits[1])
+    total, left = memory_limits() or (memory.total, memory.available)
+    return min(memory.total, total), min(memory.available, left)
 
 
 def read_disk(folder: Path) -> Disk:
