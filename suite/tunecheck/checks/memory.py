@@ -129,21 +129,16 @@ class VramCeiling(Check):
         if peak_mib <= self.ceiling_mib and trace.main.outcome == evidence.AttemptOutcome.OUT_OF_MEMORY:
             others = other_gpu_processes(trace)
             raise MissingEvidence(f"memory ran out at {peak_mib:,.0f} MiB" + (f" beside {others}" if others else ""))
-        detail = ", ".join(filter(None, [_others(phases), card_memory(trace, evidence.TRAINING_PHASES)]))
-        return self.at_most(peak_mib, self.ceiling_mib, detail)
-
-
-def _others(phases: list[evidence.Phase]) -> str:
-    training = [phase for phase in phases if phase.name in evidence.TRAINING_PHASES]
-    figures = {
-        "loading took": [p.peak_allocated_bytes for p in phases if p.name == "load"],
-        "requested": [p.peak_requested_bytes for p in training],
-        "reserved": [p.peak_reserved_bytes for p in training],
-    }
-    known = {words: [value for value in values if value is not None] for words, values in figures.items()}
-    sizes = [f"{words} {max(values) / MIB:,.0f} MiB" for words, values in known.items() if values]
-    retries = sum(phase.allocation_retries or 0 for phase in training)
-    return ", ".join([*sizes, *([f"{retries} allocation retries"] if retries else [])])
+        figures = {
+            "loading took": [p.peak_allocated_bytes for p in phases if p.name == "load"],
+            "requested": [p.peak_requested_bytes for p in training],
+            "reserved": [p.peak_reserved_bytes for p in training],
+        }
+        known = {words: [value for value in values if value is not None] for words, values in figures.items()}
+        told = [f"{words} {max(values) / MIB:,.0f} MiB" for words, values in known.items() if values]
+        retries = sum(phase.allocation_retries or 0 for phase in training)
+        told += [f"{retries} allocation retries" if retries else "", card_memory(trace, evidence.TRAINING_PHASES)]
+        return self.at_most(peak_mib, self.ceiling_mib, ", ".join(filter(None, told)))
 
 
 ORDER = (

@@ -275,8 +275,7 @@ SAVES_MEMORY = "weights may be kept in 16 bit without a copy in fp32, to save me
 STOPPED = "a part may be kept as it is by stop-gradient, as a target or a feature extractor is"
 MONITORED = "a loss may be computed to be shown, or for a later phase of the training"
 NOT_ADDED = "A loss is computed for these parts. The loss that is differentiated leaves it out, or adds its item()."
-UNREGISTERED = """Layers are kept in a plain list or dictionary: use ModuleList. Or they belong to the loss, so that
-    model.parameters() leaves them out."""
+UNREGISTERED = "Layers are in a plain list or dictionary, no ModuleList. Or model.parameters() leaves out the loss's."
 KEPT_APART = "a part may be kept out of the model's state on purpose, as a fixed critic is"
 NO_GRADIENT = "A part of the model is outside the forward pass, runs under no_grad, or has its result detached."
 NOT_CALLED = "Data lack what a part is for, as pictures. Or adapters match more linears than those of the text."

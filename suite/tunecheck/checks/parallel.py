@@ -250,8 +250,7 @@ class EpochsShuffled(Check):
         ranks = [trace.of_rank(rank) for rank in trace.of_every_rank(evidence.Step)]
         last = [seen for rank in ranks for seen in rank.records(evidence.RowsDrawn)[-1:]]
         # a pass that is left early may be a look at some rows before the first epoch
-        whole = [(a, b) for seen in last for a, b in pairwise(seen.passes) if len(a) >= len(b)]
-        pairs = [(a[: len(b)], b) for a, b in whole]
+        pairs = [(a[: len(b)], b) for seen in last for a, b in pairwise(seen.passes) if len(a) >= len(b)]
         pairs = [(a, b) for a, b in pairs if len(a) >= ROWS_OF_AN_ORDER and list(a) != sorted(a)]
         pairs = required(pairs, "no loader that shuffles was seen to begin a second pass")
         alike = sum(one == other for one, other in pairs)

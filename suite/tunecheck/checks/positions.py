@@ -180,8 +180,7 @@ class RowsReachLoss(Check):
     def judge(self, trace: Trace) -> Finding:
         lost = [seen for seen in trace.records(CutOff) if seen.passes and seen.in_steps >= self.min_steps]
         # what a generator makes is detached where a critic learns from it
-        in_turns = any("step of another optimizer" in seen.calls for seen in trace.records(CallOrder))
-        if lost and not in_turns:
+        if lost and not any("step of another optimizer" in seen.calls for seen in trace.records(CallOrder)):
             detail = f"forward passes with gradients whose results get none, in each step: {lost[0].passes}"
             return self.at_most(lost[0].passes, 0, detail, meant=FOR_A_METRIC, causes=[DETACHED])
         # else labels_as_configured judges them

@@ -241,8 +241,7 @@ class RowsComeOnce(Check):
         if seen.uncertain and not seen.repeated:
             reason = f"{seen.uncertain} rows recurred, and the data set does not show how often it holds them"
             required(len(set(digests)) == 1, reason)
-            alike = f"all {len(digests)} micro-batches are equal"
-            return self.at_most(len(digests) - 1, 0, alike, meant=SAME_BATCH)
+            return self.at_most(len(digests) - 1, 0, f"all {len(digests)} micro-batches are equal", meant=SAME_BATCH)
         detail = f"{seen.rows} rows of an epoch"
         detail += f", resumed after {seen.resumed_after}" if seen.resumed_after else ""
         if seen.repeated:

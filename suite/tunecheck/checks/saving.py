@@ -145,8 +145,7 @@ class RepeatEquals(Check):
     remedy = "Seed every generator. Call torch.use_deterministic_algorithms(True) to find kernels with atomics."
 
     def judge(self, trace: Trace) -> Finding:
-        again = trace.finished(evidence.AttemptPurpose.REPEAT)
-        return _same_steps(self, trace, again, trace.run.repeat_steps)
+        return _same_steps(self, trace, trace.finished(evidence.AttemptPurpose.REPEAT), trace.run.repeat_steps)
 
 
 class FallbackEqualsReference(Check):
@@ -249,8 +248,7 @@ class RescaleEquals(NumericCheck):
 
     def judge(self, trace: Trace) -> Finding:
         saved, limit = trace.of_every_rank(evidence.TrainerState)[0], self.limit(trace)
-        numbers = trace.run.rescale_to
-        found = {processes: _departure(trace, _rescaled(trace, processes), saved) for processes in numbers}
+        found = {processes: _departure(trace, _rescaled(trace, processes), saved) for processes in trace.run.rescale_to}
         processes = worst_of(found, key=lambda number: found[number][0])
         error, where = found[processes]
         rescaled = f"from {trace.run.processes} processes to"

@@ -159,8 +159,7 @@ def rows_of(traces: Iterable[Trace]) -> list[AttemptRow]:
     """Return a row for each training attempt, whole or for a few steps, relative to the run as configured."""
     rows = []
     for trace in traces:
-        tried = (*trace.trainings, *trace.made_for(AttemptPurpose.FALLBACK_STEP))
-        found = [_row(trace, attempt) for attempt in tried]
+        found = [_row(trace, attempt) for attempt in (*trace.trainings, *trace.made_for(AttemptPurpose.FALLBACK_STEP))]
         full = [row for row in found if row.fallback_step == MemoryVariant.AS_CONFIGURED and row.step_seconds]
         rows += [_relative(row, full[-1]) for row in found] if full else found
     return rows

@@ -206,8 +206,7 @@ class _Printer:
 
     def verdict(self, view: SessionView, label: str = "verdict") -> None:
         """Print the verdict, never wrapped, so that the last line of a log is the whole of it."""
-        style = STYLES[view.report.verdict]
-        self.console.print(self.text(f"{label}: {view.report.headline}", style), soft_wrap=True)
+        self.console.print(self.text(f"{label}: {view.report.headline}", STYLES[view.report.verdict]), soft_wrap=True)
 
     def block(self, title: str, style: str, body: RenderableType | None = None) -> None:
         self.console.print(self.text(title, style))

@@ -427,8 +427,7 @@ def core_of(trace: Trace) -> tuple[str, ...]:
     if trace.run.tier != "watch":
         return ()
     # an objective of the loop's own leaves labels unknown
-    own_tokens = trace.holds(Premise.CAUSAL_LM) and trace.holds(Premise.LABELS_KNOWN)
-    return (*CORE, "loss") if own_tokens else CORE
+    return (*CORE, "loss") if trace.holds(Premise.CAUSAL_LM) and trace.holds(Premise.LABELS_KNOWN) else CORE
 
 
 def without_core(trace: Trace, findings: Sequence[Finding]) -> str:

@@ -1,6 +1,6 @@
 """Judge the traces of a session again, without training anything."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from tunecheck.core.check import Check
 from tunecheck.core.errors import MissingEvidence, TraceError
 from tunecheck.core.evidence import PremisesOpen
 from tunecheck.core.files import listed
-from tunecheck.core.finding import Finding, Status
+from tunecheck.core.finding import Status
 from tunecheck.core.trace import Trace, read
 from tunecheck.results import Report, RunReport, summarize, verdict_of
 from tunecheck.results.stored import VERDICT_FILE, VERDICTS
@@ -23,22 +23,15 @@ def judged_again(trace: Trace, overrides: Sequence[str], *, trace_file: str) -> 
     Raises ConfigError for a limit that does not exist, TraceError for a header that describes no run.
     """
     findings = [check(trace) for check in checks_of(trace, overrides, trace_file=trace_file).values()]
-    findings = _with_expectations(findings, trace.run.expected)
+    for key, value in trace.run.expected.items():  # one that no check could judge lacks evidence
+        asked = [at for at, finding in enumerate(findings) if finding.check in JUDGED_BY.get(key, ())]
+        if asked and all(findings[at].status is Status.UNJUDGED for at in asked):
+            detail = f"--expect {key}={value} could not be judged: {findings[asked[0]].detail}"
+            findings[asked[0]] = replace(findings[asked[0]], detail=detail, expected=False)
     course = {why for told in trace.records(PremisesOpen) for why in told.reasons.values()}
     findings.sort(key=lambda finding: finding.detail not in course)  # read first: no declaration foretold it
     seconds = sum(attempt.end.seconds for attempt in trace.attempts if attempt.end)
     return summarize(trace, findings, trace_file=trace_file, seconds=seconds)
-
-
-def _with_expectations(findings: Sequence[Finding], expected: Mapping[str, object]) -> list[Finding]:
-    """Return the findings; where no check could judge an expectation, the first that was to lacks evidence."""
-    told = list(findings)
-    for key, value in expected.items():
-        asked = [at for at, finding in enumerate(told) if finding.check in JUDGED_BY.get(key, ())]
-        if asked and all(told[at].status is Status.UNJUDGED for at in asked):
-            detail = f"--expect {key}={value} could not be judged: {told[asked[0]].detail}"
-            told[asked[0]] = replace(told[asked[0]], detail=detail, expected=False)
-    return told
 
 
 def checks_of(trace: Trace, overrides: Sequence[str], *, trace_file: str = "the trace") -> dict[str, Check]:
