@@ -35,7 +35,6 @@ LOG_FILE = "output.log"
 GRACE_SECONDS = 10.0
 """Between asking a session to end, which then writes its report, and killing it."""
 POLL_SECONDS = 0.2
-TAIL_LINES = 3
 STOPPED = "stopped before its end: its fleet or its job was cancelled, preempted or out of time"
 NUMERICS = ("deterministic", "tf32_matmul", "tf32_cudnn")
 """Numeric modes that choose other arithmetic; how long OpenMP spins, say, chooses none."""
@@ -128,7 +127,7 @@ def _ended(session: subprocess.Popen[bytes]) -> int | None:
 
 def _tail(log: Path) -> str:
     with contextlib.suppress(OSError):
-        return one_line("; ".join(last_lines(log, TAIL_LINES)), 500) or "it printed nothing"
+        return one_line("; ".join(last_lines(log, 3)), 500) or "it printed nothing"
     return "its output cannot be read"
 
 

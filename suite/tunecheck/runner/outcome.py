@@ -5,6 +5,7 @@ import shutil
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from threading import RLock
 from typing import NamedTuple
 
 from tunecheck.core.errors import (
@@ -118,23 +119,16 @@ def imported(*, quiet: bool = False) -> Outcome | None:
         # log handlers.
         import tunecheck.runner.preload  # noqa: F401
 
-        if quiet:
-            _quiet_libraries()
+        if quiet:  # no progress bars in the log
+            from tqdm import tqdm  # type: ignore[import-untyped]
+            from transformers.utils import logging
+
+            # peft's merge makes one all the same, to hide it. tqdm's own lock is a named semaphore, which `os._exit`
+            # would leave to the parent's resource tracker and its warning about a leak.
+            tqdm.set_lock(RLock())
+            logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     except Exception as error:
         traceback.print_exc()
         why = f"the libraries that train cannot be imported: {type(error).__name__}: {one_line(str(error), 300)}"
         return Outcome(AttemptOutcome.FAILED, f"{why}. What to do: run `tunecheck doctor`", AttemptCause.LIBRARIES)
     return None
-
-
-def _quiet_libraries() -> None:
-    """Show no progress bars in the log."""
-    from threading import RLock
-
-    from tqdm import tqdm  # type: ignore[import-untyped]
-    from transformers.utils import logging
-
-    # peft's merge makes one all the same, to hide it. tqdm's own lock is a named semaphore, which `os._exit` would
-    # leave to the parent's resource tracker and its warning about a leak.
-    tqdm.set_lock(RLock())
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]

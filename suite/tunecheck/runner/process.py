@@ -27,7 +27,6 @@ from tunecheck.runner.outcome import Outcome, carried_out, crash_of, imported
 from tunecheck.runner.ranks import hanging, train_in_ranks
 from tunecheck.runner.request import Request, show_only
 
-TAIL_LINES = 20
 UNKNOWN_STATUS = 255
 """What multiprocessing says of a child whose status the fork server did not pass on."""
 GRACE_SECONDS = 2.0
@@ -77,7 +76,7 @@ def run_child(
         receiver.close()
     if outcome is None:
         began = log.exists()  # not where it ended before it could open its log
-        tail = "\n".join(last_lines(log, TAIL_LINES, start=log_start)) if began else ""
+        tail = "\n".join(last_lines(log, 20, start=log_start)) if began else ""
         outcome = crash_of(process.exitcode, tail, began=began, served=served)
     hide_secrets(log)
     return outcome
@@ -120,7 +119,12 @@ def child_main(request: Request, connection: Connection, log: Path) -> None:
     """The child's main function: output to the log, every step and the outcome to the parent."""
     interrupts.on_its_own()  # so that the parent can end whatever this process starts
     die_with_parent()
-    _let_server_end()
+    server: Any = forkserver._forkserver
+    # Every child is handed an end of the pipe by which the server sees that the session lives. Kept open, it would have
+    # the server, and so this process, outlive a session that was killed while the training hangs.
+    if (alive := getattr(server, "_forkserver_alive_fd", None)) is not None:
+        server._forkserver_alive_fd = None
+        os.close(alive)
     # what starts ranks leaves the memory of their cards to them
     show_only(() if request.run.parallel is not None and request.cards is not None else request.cards)
     with _log_file(log) as file:
@@ -141,15 +145,6 @@ def child_main(request: Request, connection: Connection, log: Path) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(0)  # everything is written; taking torch apart in order would cost another half second
-
-
-def _let_server_end() -> None:
-    server: Any = forkserver._forkserver
-    # Every child is handed an end of the pipe by which the server sees that the session lives. Kept open, it would have
-    # the server, and so this process, outlive a session that was killed while the training hangs.
-    if (alive := getattr(server, "_forkserver_alive_fd", None)) is not None:
-        server._forkserver_alive_fd = None
-        os.close(alive)
 
 
 def _log_file(log: Path) -> TextIO:
