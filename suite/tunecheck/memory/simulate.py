@@ -275,19 +275,15 @@ def _base(run: Run, precision: str) -> Any:
     model = auto.from_config(config, dtype=dtype, attn_implementation=kernel)
     model.requires_grad_(False)
     model.config.use_cache = False
-    if run.quantization is not None:
-        _quantise(model, run.quantization, DTYPES[precision])
-    return model
-
-
-def _quantise(model: Any, quantization: Quantization, compute_dtype: torch.dtype) -> None:
-    """Quantise every linear of the decoder layers to 4 bit, as transformers' bitsandbytes loading does."""
+    if run.quantization is None:
+        return model
     for name, linear in list(model.named_modules()):
         if isinstance(linear, torch.nn.Linear) and is_layer_linear(f"{name}.weight", tuple(linear.weight.shape)):
-            packed, state = _quantised(linear.weight.data, quantization)
+            packed, state = _quantised(linear.weight.data, run.quantization)
             parent, _, child = name.rpartition(".")
-            setattr(model.get_submodule(parent), child, _linear_4bit(linear, packed, state, compute_dtype))
+            setattr(model.get_submodule(parent), child, _linear_4bit(linear, packed, state, DTYPES[precision]))
     model.is_loaded_in_4bit = True  # peft selects its layer class by it
+    return model
 
 
 def _quantised(weight: torch.Tensor, quantization: Quantization) -> tuple[torch.Tensor, Any]:
