@@ -65,7 +65,6 @@ class Finding(Frozen):
     meant: str = ""
     """Why some trainings do this on purpose; for an ignored finding the user's reason."""
     evidence: str = ""
-    """Evidence for that domain."""
     places: tuple[Place, ...] = ()
     """Of a failed finding about a watched script: its code that takes part in what the check is about."""
     because: str = ""

@@ -28,7 +28,6 @@ _NOT_SENT = {
     *(signal.SIGWINCH, signal.SIGURG, signal.SIGXFSZ),
 }
 INTERRUPTED = 2
-"""pytest's status of an interrupt."""
 CLOSING_SECONDS = 10.0
 """After which the next signal ends a command that is still closing; a session is gone within 5 s of a signal."""
 

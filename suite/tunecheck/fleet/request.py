@@ -40,7 +40,6 @@ class Request(Frozen):
     schema: int = 1
     """Raised when a reader of older requests would misread a newer one."""
     id: str
-    """Name of its folder."""
     folder: str
     """Its absolute path, the same on every node."""
     engine: str
@@ -49,7 +48,6 @@ class Request(Frozen):
     """Of `tunecheck run`: tiers or runs, and options."""
     command: str
     started_at: str
-    """UTC, ISO 8601."""
     working_folder: str
     """Where each session runs: runs, models and data of a user's own lie below it."""
     tunecheck: str = __version__

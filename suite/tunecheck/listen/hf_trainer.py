@@ -46,7 +46,6 @@ class TrainerListener(Listener):
         """Tokens of the first row, by which models are compared after the training."""
         self.samples: list[Any] = []
         self.pairs: list[Any] = []
-        """The last pairs of answers."""
         self.objective = ""
         """Why rows and loss are not those of a causal language model."""
         self.items: Any = None

@@ -80,7 +80,6 @@ def fingerprint_of(run: Run, session: Session, processes: int) -> str:
 UNKNOWN = {"tier": "watch", "model": {"name": "unknown"}}
 """Run of a training of which nothing is declared, or nothing could be read."""
 _trainings = 0
-"""Trainings that this process has begun."""
 
 
 class Listener:
@@ -105,7 +104,6 @@ class Listener:
         self._started = time.monotonic()
         self._begun = self._ended = False
         self._steps = 0
-        """That were listened to."""
         self._open: dict[str, str] = {}
         self._added: list[evidence.Record] = []
         """The attempts that are to follow the trace's end."""

@@ -29,7 +29,6 @@ class _Loader:
 
     passes: list[list[int]] = field(default_factory=list)
     drawn: int = 0
-    """Batches of the present pass."""
     batch: int = 0
     iterator: Callable[[], Any] = lambda: None
     draws: int = 0

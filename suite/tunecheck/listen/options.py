@@ -26,15 +26,12 @@ class Options:
     name: str
     """Name of the run: that of the script."""
     steps: int = 10
-    """Optimizer steps to listen to."""
     stop: bool = False
-    """End the training after them."""
     expect: dict[str, Any] = field(default_factory=dict)
     """What is expected beside what is declared, see expectations.py."""
     ignore: dict[str, str] = field(default_factory=dict)
     """Check to the user's reason why what it finds is meant."""
     strict: bool = False
-    """Whether a suspicion fails."""
     limits: dict[str, Any] = field(default_factory=dict)
     """Limits by check, other than the usual ones."""
     twice: bool = False

@@ -23,7 +23,6 @@ class Load:
 
 
 _LOADS: WeakKeyDictionary[Any, Load] = WeakKeyDictionary()
-"""The last load into each module."""
 
 
 def loading(module: Any, state_dict: Mapping[str, Any], *_: Any, **__: Any) -> Callable[[Any], None] | None:

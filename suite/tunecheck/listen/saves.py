@@ -123,7 +123,6 @@ class _Trained:
         self.reloaded = False
         """Whether its own tensors were loaded into it."""
         self._files = set[str]()
-        """Those that hold trained tensors."""
         own, parts = {*map(id, model.parameters())}, (vars(each).get("_parameters", {}) for each in living(Module))
         others = {id(p): p for part in parts for p in part.values() if p is not None and p.ndim > 1 and not p.is_meta}
         beside = {value_of(p) for address, p in others.items() if address not in own}
@@ -273,7 +272,6 @@ class Product:
     before_merge: Callable[[], None] = nothing
     """Called while it has its adapters."""
     read: int = 0
-    """Saves that were read back."""
 
 
 PRODUCTS: WeakKeyDictionary[Any, Product] = WeakKeyDictionary()

@@ -23,7 +23,6 @@ from tunecheck.training.session import Session
 STEPS = 10
 """Steps that are listened to, the first ones: an order is that of the code, which is the same in all of them."""
 WITNESSES = 8
-"""Tensors whose gradients are looked at."""
 MOST_CALLS = 100_000
 """Calls of one step, beyond which listening ends."""
 LEAST_TO_MEASURE = 1000

@@ -79,7 +79,6 @@ class StepInputsProbe(Probe[StepInputs | TokensLearned]):
         self._aims: list[str] = []
         self._written: list[TargetWritten] = []
         self._source: list[list[int]] = []
-        """What an encoder read last."""
         self._continued = Counter(continued=0)
         if step < EARLY_STEPS and (generation := sys.modules.get("transformers.generation")) is not None:
             self.hooks.function(generation.GenerationMixin, "generate", before=self._continues)

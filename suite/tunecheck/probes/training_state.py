@@ -297,7 +297,6 @@ class OtherModelsProbe(Probe[OtherModelDrops | CutOff]):
         self._drawn: WeakSet[Any] = WeakSet()
         self._normalising: WeakSet[Any] = WeakSet()
         self._others: WeakSet[Any] = WeakSet()
-        """All that were called."""
         self._rows: dict[bool, set[str]] = {True: set(), False: set()}
         """Digests of what the student's passes with gradients are given, and those without."""
 

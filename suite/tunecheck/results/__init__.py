@@ -64,7 +64,6 @@ class Tried(Frozen):
     outcome: str
     reason: str
     seconds: float | None
-    """None when it was cut off."""
 
 
 class Entry(Frozen):
@@ -210,7 +209,6 @@ class Report(Frozen):
     schema: int = VERDICT_SCHEMA
     tunecheck_version: str = __version__
     started_at: str
-    """UTC, ISO 8601."""
     seconds: float
     verdict: Verdict
     environment: evidence.Environment = field(default_factory=dict)

@@ -52,7 +52,6 @@ class Runner(Frozen):
     in_process: bool = False
     """Train in this process, for a debugger."""
     faults: tuple[Callable[[Any], None], ...] = ()
-    """See Request."""
 
     def execute(self, run: Run) -> Trace:
         """Train as the run asks and return its trace, whatever happened: errors are in it, not raised.

@@ -21,7 +21,6 @@ class Request(Frozen):
     device: str
     weights: Weights
     folder: Path
-    """The model's files."""
     dataset: Dataset
     """Where the rows come from that the run's data names."""
     trace: Path

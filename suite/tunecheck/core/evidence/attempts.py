@@ -123,7 +123,6 @@ class RunHeader(Record):
     schema: int
     tunecheck_version: str
     started_at: str
-    """UTC, ISO 8601."""
     run: dict[str, Any]
     """The resolved configuration, checks and limits included; `tunecheck.core.snapshot` reads it."""
     fingerprint: str

@@ -243,7 +243,6 @@ class Continuity(Record):
     moments: int
     """Comparisons: two a step, and one at the end."""
     trained: int
-    """Trained tensors compared, and frozen ones."""
     frozen: int
     trained_changed: dict[str, int]
     """Trained tensors that changed outside of an optimizer step, with the step in or before which they first did."""

@@ -35,7 +35,6 @@ class Rates(Record):
     """The optimizer's learning rates before any schedule, against those declared tensor by tensor."""
 
     tensors: int
-    """Tensors for which one is declared."""
     wrong: dict[str, str]
     """Tensor to its rate and the declared one."""
 
@@ -106,7 +105,6 @@ class Written(Record):
     own: bool
     """Whether the model's own save_pretrained wrote it."""
     tensors: int
-    """All that were written."""
     trained: int
     """Trained ones with the values that they had by then."""
     earlier: tuple[str, ...]
@@ -157,7 +155,6 @@ class StateLoaded(Record):
     into: str
     """Class of the module."""
     offered: int
-    """Tensors of the state dict."""
     taken: int
     misnamed: tuple[str, ...]
     """Those left out that have the shape of a tensor which none was loaded into, and its name but for a prefix or one
@@ -181,7 +178,6 @@ class ScoresGiven(Record):
     """What the loss's functions are computed of, as its graph tells; DOUBTFUL says what most of these numbers count."""
 
     functions: int
-    """Functions that expect scores, or log-likelihoods."""
     probabilities: tuple[str, ...]
     """Of those that are given probabilities: what the graph calls the two functions."""
     crossed: int = 0
@@ -254,7 +250,6 @@ class Logged(Record):
     """What the trainer told its log."""
 
     steps: int
-    """Optimizer steps that were done."""
     loss: float | None = None
     learning_rate: float | None = None
 
@@ -271,7 +266,6 @@ class EvaluationSeen(Record):
     """An evaluation of the trainer's, seen from outside."""
 
     steps: int
-    """Optimizer steps that were done."""
     split: str
     reported_loss: float | None
     """None where it reports none."""

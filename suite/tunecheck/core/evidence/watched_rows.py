@@ -39,7 +39,6 @@ class TextsCut(Record):
     """0 stands for a tokenizer's own limit."""
     texts: int = 0
     cut: int = 0
-    """Texts that are longer."""
     kept_tokens: int = 0
     lost_tokens: int = 0
 
@@ -197,7 +196,6 @@ class AnswersRated(Record):
     rows: int
     """Of the whole data set."""
     kinds: tuple[str, ...]
-    """The labels that it has."""
     looked: int = 0
     """Rows of which the prompt and the answer are known; the first ones."""
     again: int = 0

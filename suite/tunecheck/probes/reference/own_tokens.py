@@ -154,7 +154,6 @@ class Raised:
         before = ~(self.asked | own) & (raised == read.roll(1, dims=1)[:, : -1 : self.every])
         places = {"raising": telling, "raising_own": own, "raising_second": second, "raising_before": before}
         self.counts = {field: int((telling & each).sum()) for field, each in places.items()}
-        """Fields of PositionGradients."""
         self.telling, self.own, self.second, _ = self.counts.values()
 
     def ahead(self, way: Scored | None = None) -> dict[str, int]:

@@ -31,7 +31,6 @@ class Place(Frozen):
     name: str
     """Unique in the fleet, and the name of its folder: the node, with the card's place where it has several."""
     node: str
-    """As the engine calls it."""
     card: int | None = None
     """The card's place among those of the node; None where the node has none, or is asked as a whole."""
     problem: str = ""
@@ -183,10 +182,8 @@ class FleetReport(Frozen):
     """A whole fleet."""
 
     schema: int = 1
-    """Likewise."""
     tunecheck_version: str = __version__
     started_at: str
-    """UTC, ISO 8601."""
     seconds: float
     engine: str
     command: str = ""
