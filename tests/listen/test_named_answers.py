@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +20,7 @@ import tunecheck
 from tunecheck.core.finding import Status
 from tunecheck.listen import imports, named_answers
 from tunecheck.listen.named_answers import answers_named, data_set_made
+from tunecheck.probes import preferences
 
 PAIRS, LENGTH = 24, 24
 CHECK = "better_answers_raised"
@@ -383,3 +385,26 @@ def test_rows_that_are_objects_of_a_dataclass():
     tell, _ = answers_named(searched=True, decode=str)
 
     assert [*map(tell, (rows[0].chosen, rows[0].rejected))] == [True, False]
+
+
+def test_only_a_process_first_batches_are_looked_at(monkeypatch):
+    """A long training pays nothing for them."""
+    monkeypatch.setattr(named_answers, "_YIELDED", itertools.count(8 * named_answers.MOST_BATCHES - 1))
+
+    assert named_answers.batch_yielded(None) is not None
+    assert named_answers.batch_yielded(None) is None
+
+
+def test_the_vocabulary_of_few_positions_is_searched(monkeypatch):
+    """A gradient by all scores of a batch is as large as they are, and so is what is made of it."""
+    read, sizes = torch.randint(1, 50, (8, 1024)), []
+    raised_by = preferences.raised_by
+    monkeypatch.setattr(preferences, "raised_by", lambda found: sizes.append(found.shape[:2]) or raised_by(found))
+    probe = preferences.PreferenceProbe(lambda *_: None)
+    probe._read, probe._astray, probe._compared = [], [], 0
+    gradient = -torch.nn.functional.one_hot(read.roll(-1, 1), 50).float()
+
+    probe._look_for_tokens(read, gradient)
+
+    assert sizes == [(8, 64)]
+    assert (probe._compared, len(probe._astray)) == (8, 0)

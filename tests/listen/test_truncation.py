@@ -5,7 +5,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from tunecheck.core.evidence import TextsCut
-from tunecheck.listen import imports
+from tunecheck.listen import imports, truncation
 from tunecheck.listen.truncation import encoding, texts_cut
 
 WORDS = ["a", "model", "learns", "what", "it", "is", "given", "and", "no", "more"]
@@ -41,3 +41,13 @@ def test_what_is_not_lost_is_not_counted(tokenizer, given):
     tokenizer([" ".join(WORDS)], **given)
 
     assert [*texts_cut()] == []
+
+
+def test_of_long_texts_a_part_is_counted(tokenizer, monkeypatch):
+    """All that is cut off is copied to be counted, and a corpus of books may be."""
+    monkeypatch.setattr(truncation, "MOST_TOKENS", 20)
+    for _ in range(3):
+        tokenizer([" ".join(WORDS)] * 4, truncation=True, max_length=4)
+
+    (cut,) = texts_cut()
+    assert (cut.texts, cut.kept_tokens, cut.lost_tokens) == (2, 8, 12)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import random
+import sys
 import threading
 from types import SimpleNamespace
 
@@ -89,6 +91,19 @@ def test_only_this_thread_prints_nothing(capsys):
     print("after")
 
     assert capsys.readouterr().out == "of the script\nafter\n"
+
+
+def test_what_another_thread_puts_in_the_place_of_the_output_stays(monkeypatch):
+    """A script may begin to copy it to a file."""
+    own = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", sys.stdout)
+
+    with unprinted():
+        other = threading.Thread(target=setattr, args=(sys, "stdout", own))
+        other.start()
+        other.join()
+
+    assert sys.stdout is own
 
 
 def test_the_random_states_of_all_gpus_are_put_back(monkeypatch):

@@ -40,7 +40,6 @@ NUMERICS = ("deterministic", "tf32_matmul", "tf32_cudnn")
 """Numeric modes that choose other arithmetic; how long OpenMP spins, say, chooses none."""
 
 VARIABLES = ("BNB_CUDA_VERSION", "CUBLAS_WORKSPACE_CONFIG", "NVIDIA_TF32_OVERRIDE")
-"""Of the environment, likewise."""
 
 
 def answer(

@@ -3,6 +3,7 @@
 import gc
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import count
 from typing import Any
 
 WORDS = (
@@ -10,7 +11,7 @@ WORDS = (
     *(("better", "worse"), ("good", "bad"), ("winner", "loser"), ("winning", "losing"), ("positive", "negative")),
 )
 """What two columns are called of which the first one holds the better answers."""
-MOST_DATA_SETS, MOST_BATCHES, MOST_ROWS = 4, 64, 20_000
+MOST_DATA_SETS, MOST_BATCHES, MOST_ROWS = 4, 32, 20_000
 """Data sets whose columns are named so, the first ones that the script makes, batches, and rows of each."""
 KEY = 12
 """Characters, without spaces, from where two answers begin to differ: by them a row is told to hold one of them."""
@@ -19,6 +20,7 @@ _made: list[tuple[list[str], Any]] = []
 """Names of two columns, and the table that holds them."""
 _batches: list[tuple[list[str], Any]] = []
 """The same of the first batches, whose names a collator may have exchanged."""
+_YIELDED = count()
 
 
 def data_set_made(dataset: Any, *_: Any, **__: Any) -> Any:
@@ -31,11 +33,13 @@ def data_set_made(dataset: Any, *_: Any, **__: Any) -> Any:
     return made
 
 
-def batch_yielded(_iterator: Any) -> Callable[[Any], None]:
-    """A loader is about to yield a batch. Return what notes its tokens, if its tensors are named so."""
+def batch_yielded(_iterator: Any) -> Callable[[Any], None] | None:
+    """A loader is about to yield one of its first batches. Return what notes its tokens, if tensors are named so."""
+    if len(_batches) >= MOST_BATCHES or next(_YIELDED) >= 8 * MOST_BATCHES:
+        return None
 
     def yielded(batch: Any) -> None:
-        names = _named([*batch]) if isinstance(batch, Mapping) and len(_batches) < MOST_BATCHES else None
+        names = _named([*batch]) if isinstance(batch, Mapping) else None
         if names and all(getattr(batch[name], "ndim", 0) == 2 for name in names):
             pairs = zip(*(batch[name].tolist() for name in names), strict=False)
             _batches.append((names, tuple(dict(zip(names, pair, strict=True)) for pair in pairs)))

@@ -1,13 +1,13 @@
 """How much of the texts tokenizers cut off, from the script's first call on. Imports nothing of its own."""
 
 from collections.abc import Callable, Iterator
-from itertools import islice
+from dataclasses import replace
 from typing import Any
 
 from tunecheck.core.evidence import TextsCut
 
-MOST_TEXTS = 4096
-"""Texts of each length limit that are looked at."""
+MOST_TEXTS, MOST_TOKENS = 512, 1 << 20
+"""That are looked at for each length limit: a tokenizer copies all that it cuts off of a book."""
 _SEEN: dict[int, TextsCut] = {}
 """Length limit to what was cut off at it."""
 
@@ -21,20 +21,19 @@ def encoding(
     **__: Any,
 ) -> Callable[[Any], None] | None:
     """A tokenizer is called. Return what notes how many of its tokens it cuts off; a slow one does not tell."""
-    before = _SEEN.get(max_length or 0, TextsCut(max_length=max_length or 0))
-    if not truncation or truncation == "do_not_truncate" or return_overflowing_tokens or before.texts >= MOST_TEXTS:
+    seen = _SEEN.get(max_length or 0, TextsCut(max_length=max_length or 0))
+    enough = seen.texts >= MOST_TEXTS or seen.kept_tokens + seen.lost_tokens >= MOST_TOKENS
+    if not truncation or truncation == "do_not_truncate" or return_overflowing_tokens or enough:
         return None
 
     def encoded(out: Any) -> None:
-        texts = [*islice(getattr(out, "encodings", None) or (), MOST_TEXTS - before.texts)]
-        lost = [sum(sum(part.attention_mask) for part in text.overflowing) for text in texts]
-        _SEEN[before.max_length] = TextsCut(
-            max_length=before.max_length,
-            texts=before.texts + len(texts),
-            cut=before.cut + sum(map(bool, lost)),
-            kept_tokens=before.kept_tokens + sum(sum(text.attention_mask) for text in texts),
-            lost_tokens=before.lost_tokens + sum(lost),
-        )
+        texts, cut, kept, lost = seen.texts, seen.cut, seen.kept_tokens, seen.lost_tokens
+        for text in getattr(out, "encodings", None) or ():
+            if texts >= MOST_TEXTS or kept + lost >= MOST_TOKENS:
+                break
+            gone = sum(sum(part.attention_mask) for part in text.overflowing)
+            texts, cut, kept, lost = texts + 1, cut + bool(gone), kept + sum(text.attention_mask), lost + gone
+        _SEEN[seen.max_length] = replace(seen, texts=texts, cut=cut, kept_tokens=kept, lost_tokens=lost)
 
     return encoded
 

@@ -16,7 +16,7 @@ from tunecheck.core.evidence import PreferencesLearned
 from tunecheck.models.layer_names import is_pretrained
 from tunecheck.probes.reference.loss_graph import graph_of, saved
 from tunecheck.probes.reference.measures import Digest, digest, living
-from tunecheck.probes.reference.own_tokens import NEARLY_ALL, raised_by, tokens_and_numbers
+from tunecheck.probes.reference.own_tokens import LOOKED_AT, NEARLY_ALL, raised_by, tokens_and_numbers
 from tunecheck.training.events import EARLY_STEPS, Probe
 from tunecheck.training.session import Session
 
@@ -164,10 +164,11 @@ class PreferenceProbe(Probe[PreferencesLearned]):
 
     def _look_for_tokens(self, read: torch.Tensor, gradient: torch.Tensor) -> None:
         """Note rows whose next tokens are not those that the loss raises or lowers most."""
-        read = read[:OF_A_PASS]
-        places, tokens = raised_by(gradient.detach().reshape(-1, *read.shape[1:], gradient.shape[-1])[: len(read), :-1])
-        self._read += [*read[:, 1:].to(tokens.device)]
-        for row, place, raised in zip(read[:, 1:].to(tokens.device), places, tokens, strict=True):
+        every = -(-read.numel() // LOOKED_AT)  # each position has a number for each token of the vocabulary
+        places, tokens = raised_by(gradient.detach().reshape(*read.shape, -1)[:OF_A_PASS, :-1:every])
+        rows = read[:OF_A_PASS, 1::every].to(tokens.device)
+        self._read += [*rows]
+        for row, place, raised in zip(rows, places, tokens, strict=True):
             if (count := int(place.sum())) >= FEWEST_TOKENS:
                 self._compared += 1
                 self._astray += [(place, raised)] if 2 * int((row == raised)[place].sum()) < count else []

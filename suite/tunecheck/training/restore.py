@@ -7,7 +7,7 @@ import sys
 import threading
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, redirect_stderr, redirect_stdout
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from itertools import chain
 from operator import is_
 from types import ModuleType, SimpleNamespace
@@ -224,16 +224,21 @@ class _Muted:
 @contextmanager
 def unprinted() -> Iterator[None]:
     """Drop what this thread prints and logs in the block: the model's own code, called again. Others do as ever."""
-    own_thread = threading.get_ident()
+    kept, own_thread = (sys.stdout, sys.stderr), threading.get_ident()
+    sys.stdout, sys.stderr = muted = _Muted(sys.stdout), _Muted(sys.stderr)
 
     def of_another_thread(record: logging.LogRecord) -> bool:
         return record.thread != own_thread
 
-    with redirect_stdout(_Muted(sys.stdout)), redirect_stderr(_Muted(sys.stderr)), ExitStack() as stack:
+    with ExitStack() as stack:
         for handler in (*logging.getLogger("transformers").handlers, *logging.root.handlers):
             handler.addFilter(of_another_thread)
             stack.callback(handler.removeFilter, of_another_thread)
-        yield
+        try:
+            yield
+        finally:
+            if (sys.stdout, sys.stderr) == muted:  # else another thread has put something in their place
+                sys.stdout, sys.stderr = kept
 
 
 def without_repacking(model: Any) -> AbstractContextManager[None]:
