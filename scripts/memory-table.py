@@ -128,77 +128,83 @@ def largest(rows: Sequence[Row]) -> str:
 
 HEAD = """\
 <!-- Written by scripts/memory-table.py; do not edit by hand. -->
-# Memory of a run before it runs
+# Predicted GPU memory
 
-`tunecheck estimate RUN` predicts a run's GPU memory on a machine without GPU and without weights. **The peaks on this
-page are predictions.** An H100 measured [the card's own share](#the-cards-own-share) and seven peaks of rows at full
-length. The predictions are off by 0.0 to 1.2 % ([evidence](../reports/evidence/nvidia-h100-80gb-hbm3/README.md)).
-tunecheck prefers measurements (`tunecheck.memory`).
+`tunecheck estimate RUN` predicts a run's GPU memory. It needs neither a GPU nor weights. **The peaks on this page are
+predictions.** On an H100 we measured [the memory besides tensors](#memory-besides-tensors) and seven peaks with rows at
+full length. The predicted peaks were off by 0.0 to 1.2 %
+([evidence](../reports/evidence/nvidia-h100-80gb-hbm3/README.md)).
+Where tunecheck has a measurement, it uses that (`tunecheck.memory`).
 
-1. Memory that stays on the card is arithmetic on the configuration, exact to the byte (`tunecheck.memory.prediction`).
-   It holds packed 4-bit weights with both levels of statistics, the rest in its real dtype, adapters, gradients, and
-   AdamW's moments.
-2. Memory that comes and goes is simulated (`tunecheck.memory.simulate`). transformers, peft, bitsandbytes and the
-   trainer's own functions run two steps and an evaluation on fake tensors. Every storage counts from allocation to
-   release, rounded up to 512 bytes as PyTorch's CUDA allocator does.
-3. Memory that the GPU needs besides tensors is a constant (see [the card's own share](#the-cards-own-share)).
+1. **Static memory** is computed from the configuration, exact to the byte (`tunecheck.memory.prediction`): packed 4-bit
+   weights with both levels of quantization statistics, other weights in their dtype, adapters, gradients, AdamW's
+   moments.
+2. **Temporary memory** is simulated (`tunecheck.memory.simulate`). transformers, peft, bitsandbytes and the trainer's
+   own functions run two steps and an evaluation on fake tensors. Each storage counts from allocation to release, in
+   blocks of 512 bytes as in PyTorch's CUDA allocator.
+3. **Memory besides tensors** is [a constant](#memory-besides-tensors).
 
-**The simulation is tested.** On a two-layer model the same code also runs with real tensors. The simulated peaks
-equal the real ones to the byte. They are within 128 bytes of what torch's own CPU allocator reports
-(`tests/memory/test_simulate.py`).
+A test runs the same code with real tensors on a two-layer model. The simulated peaks equal the real ones to the byte,
+and torch's own CPU allocator reports the same within 128 bytes (`tests/memory/test_simulate.py`).
 
-**Offloading is simulated, too** (`tunecheck.memory.simulate`). `tunecheck estimate RUN --fallback` predicts what each
-fallback step needs on the GPU. With `training.offload: parameters` that is the layer in use (briefly twice), the
-parameters outside the layers, and the gradients of one layer until they are copied. With `activations` no activation
-stays. A stand-in for FSDP2 gathers and frees the layers. Its peaks equal FSDP2's own to the byte on a two-layer model
-on the CPU, with torch 2.13 (`tests/memory/test_placed.py`).
+`tunecheck estimate RUN --fallback` also simulates offloading:
+
+- `training.offload: parameters` keeps on the GPU the layer in use (briefly twice), the parameters outside the layers,
+  and one layer's gradients until they are copied. A replacement for FSDP2 gathers and frees the layers. Its peaks equal
+  FSDP2's to the byte, on a two-layer model on the CPU with torch 2.13 (`tests/memory/test_placed.py`).
+- `training.offload: activations` keeps no activation on the GPU.
 
 ## Static bytes
 
-NF4 with double quantisation, embeddings, head and norms in bf16.
+NF4 with double quantization; embeddings, head and norms in bf16.
 
 """
 
 MIDDLE = """
 ## Peaks
 
-The table has the peak of the tensors in a steady step, in 1e6 bytes. LoRA has r=8 on q and v (LLaMA-7B: q, k, v, o).
-All is bf16, with B rows of T tokens. *default* is `profile: plain`. *lean* is `lora.adapter_dtype: model` and a loss
-in chunks of 16 to 64 tokens.
+Peak of the tensors in a steady step, in 1e6 bytes: bf16, B rows of T tokens, LoRA with r=8 on q and v (LLaMA-7B: q, k,
+v, o). *default* is `profile: plain`. *lean* is `lora.adapter_dtype: model` with a loss in chunks of 16 to 64 tokens.
 
-The reference is an independent simulation, not a measurement. It counts an attention mask in every batch.
-transformers cannot see on fake tensors that nothing is padded. It then makes a mask, and repeats keys and values
-for every query head. A training on rows of one length does neither. So there are two columns. *With a mask* repeats
-the reference's assumption, which holds for padded batches. *As trained* is the answer of `tunecheck estimate`, in
-which a single row gets no mask. Both paths agree with real tensors.
+The reference is another simulation, not a measurement. It assumes an attention mask in every batch, as padded batches
+have one. transformers then also repeats keys and values for every query head. Rows of one length need neither. So the
+table has two predictions:
+
+- *with a mask* makes the reference's assumption.
+- *as trained* is what `tunecheck estimate` prints. There a single row gets no mask.
+
+Both agree with real tensors.
 """
 
 TAIL = f"""
-## The card's own share
+## Memory besides tensors
 
 | constant | bytes | provenance | source |
 |---|---:|---|---|
 | cuBLAS workspace | {CUBLAS_WORKSPACE.bytes:,} | {CUBLAS_WORKSPACE.provenance} | {CUBLAS_WORKSPACE.source} |
 | CUDA context | {CUDA_CONTEXT.bytes:,} | {CUDA_CONTEXT.provenance} | {CUDA_CONTEXT.source} |
 
-`scripts/card-constants.py` measures both on a card. `tunecheck estimate` and admission then use its result on cards
-of that name. The cache keeps it, and `reports/evidence/` keeps it for everybody.
+`scripts/card-constants.py` measures both on your GPU and stores them in the cache. `tunecheck estimate` and admission
+then use them for GPUs of that name. To share them, commit them in `reports/evidence/`.
 
-*allocator* is the peak over all phases, the workspace, and what the blocks of large tensors hold beyond them, up to
-1 MiB each. `torch.cuda.max_memory_allocated` should say the same.
-*process* adds the context. A card class ({", ".join(map(str, CARD_CLASSES_GB))} GB) holds a run if the process fits
-its GB of 1e9 bytes. Such a card has that many GiB; the 7 % between them are for the driver and for fragmentation.
+`tunecheck estimate` prints two sums:
+
+- *allocator*: the peak over all phases, the workspace, and up to 1 MiB that each block of large tensors holds beyond
+  them. `torch.cuda.max_memory_allocated` should report the same.
+- *process*: the allocator plus the CUDA context. A run fits a card class ({", ".join(map(str, CARD_CLASSES_GB))} GB) if
+  the process fits into that many GB of 1e9 bytes. Such a card has as many GiB; the remaining 7 % are for the driver and
+  for fragmentation.
 
 ## Limits of the prediction
 
-- Fragmentation (reserved against allocated memory) is not in it. Nor is scratch memory inside kernels, except the
-  unpacked weight and scales of the 4-bit product and the sums of flash attention's backward pass.
-- tunecheck's own probes are not in it: a run that gathers evidence needs more at its start and end.
-- `training.precision: auto` counts as bf16. Compute capability 7.x computes in fp16, which is as large.
-- Rows count as long as `data.max_length`; a batch of several as padded. Shorter rows need less.
-- Full fine-tuning in 16 bit runs under autocast with the CPU's list of operations, which differs from CUDA's in
-  details.
-- `flash_attention_2` counts as PyTorch's own flash kernel, and dropout as the CPU does it, whose masks are wider.
+- It leaves out fragmentation (reserved minus allocated memory).
+- It leaves out scratch memory inside kernels, except the unpacked weight and scales of the 4-bit product and the sums
+  of flash attention's backward pass.
+- It leaves out tunecheck's own probes, which need memory at the start and the end of a run.
+- It counts `training.precision: auto` as bf16. GPUs of compute capability 7.x use fp16, which takes as much.
+- It counts each row as `data.max_length` tokens, and a batch of several rows as padded. Shorter rows need less.
+- Full fine-tuning in 16 bit runs under autocast with the CPU's list of operations, which differs slightly from CUDA's.
+- `flash_attention_2` counts as PyTorch's own flash kernel. Dropout counts as on the CPU, whose masks are wider.
 """
 
 

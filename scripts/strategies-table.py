@@ -43,9 +43,9 @@ HEAD = """\
 <!-- Written by scripts/strategies-table.py; do not edit by hand. -->
 # Strategies
 
-This page says what each strategy trains, and how well it learns. **No number on this page was measured on a GPU.**
-The comparisons were trained on a busy CPU, so trust the losses and not the times. SmolLM2 stands in for Qwen2, whose
-weights are on no package index. It has no biases, and so no `bitfit`.
+This page shows what each strategy trains and how well it learns. **No number on this page was measured on a GPU.**
+The comparisons ran on a busy CPU: trust the losses, not the times. SmolLM2 replaces Qwen2 there, whose weights are on
+no package index. SmolLM2 has no biases, so `bitfit` is missing.
 """
 
 
@@ -58,7 +58,7 @@ def main(folders: list[str]) -> None:
 def counts() -> Iterator[str]:
     """Qwen2-0.5B beside what was reported of it."""
     yield f"## Counted without weights: {MODEL}\n"
-    reported = "Beside them stand the numbers that two earlier systems reported, one in parameters and one in tensors."
+    reported = "The last two columns are what two earlier systems reported, one in parameters and one in tensors."
     yield f"`tunecheck strategies {MODEL}` counts these. {reported}\n"
     yield "| strategy | tensors | parameters | parameters reported, Python | tensors reported, Rust |"
     yield "|---|--:|--:|--:|--:|"
@@ -85,7 +85,7 @@ def session(folder: Path) -> Iterator[str]:
             line.removeprefix("#") if line.startswith("###") else line for line in comparison_markdown(comparison)
         )
         yield from ("", *about(first), f"`{COMMANDS[comparison.title.partition(' ')[0]]}`", "")
-        for prompt, table in said(comparison, traces).items():
+        for prompt, table in [*said(comparison, traces).items()][:1]:  # the others show the same
             yield f"> {escaped(prompt)} …\n"
             yield from ("| strategy | before | after |", "|---|---|---|")
             yield from (f"| {' | '.join(_short(cell) for cell in row)} |" for row in table.rows)

@@ -32,47 +32,45 @@ HEAD = """\
 <!-- Written by scripts/chaos.sh; do not edit by hand. -->
 # Reliability
 
-A fault of the machine never counts as a bad training. The run could not be judged (status 6). The report attributes the
-fault to a domain. It keeps what was recorded before. No process, traceback or temporary folder is left.
+tunecheck never reports a machine fault as a failed training. Either the run goes on and is judged, or it counts as not
+judged (status 6), and the report names the domain of the fault. Everything recorded before it is kept. tunecheck
+leaves no process, traceback or temporary folder behind.
 
-We injected each fault into a real run of the tiny model, from outside of the session. `scripts/chaos.sh` does it
-again on your machine; `scripts/chaos.sh SIGKILL` injects only the faults with that word.
+We injected each fault below into a real run of a tiny model, from outside the session. `scripts/chaos.sh` repeats all
+of them on your machine; `scripts/chaos.sh SIGKILL` repeats only those whose name contains that word.
+[`reports/chaos.json`](../reports/chaos.json) has the reason that each report gave.
 
-{date}, {machine}. Seconds count from the fault to the end of the session,
-or from the start of a session that is run whole. Other work ran on the machine.
+Measured {date}: {machine}.
+Other work ran on the machine. Seconds count from the fault to the end of the session, or from the start of the session
+if the fault was there from the start.
 
-| fault | outcome | domain | status | steps kept | seconds | as it should be |
+| fault | outcome | domain | status | steps kept | seconds | as expected |
 |---|---|---|--:|--:|--:|---|
 """
 AFTER = """
-*No verdict* means that the session was killed, that no run began, or that its folder refuses the file. In the last case
-the verdict goes to standard error. `tunecheck judge` judges a trace that was cut off as the interrupted session that it
-was.
-"""
-SAID = """
-## What the runs said
-
-| fault | reason in the report |
-|---|---|
+*No verdict* means that the session was killed, that no run started, or that the reports folder could not be written.
+In the last case tunecheck prints the verdict to stderr. After a kill, `tunecheck judge` still judges the trace, as an
+interrupted session.
 """
 CARDS = """
-## Faults of a GPU
+## GPU faults
 
-None of these was seen on a card yet. A library in C (`benchmarks/chaos/libnvidia_ml.c`) stands in for NVML and
-answers as the fault would have it. The training computes on the CPU with `torch.cuda` replaced
-(`tests/fake_cuda.py`). This stand-in counts memory as a card does, runs out of it, and raises CUDA's errors. On a
-machine with a card, the run without a fault, the killed sampler and the neighbours are real. *Fails* names the check
-that has to fail. It is a finding about the GPU, not about the training.
+These faults are simulated; none has happened on a real GPU yet. A small C library (`benchmarks/chaos/libnvidia_ml.c`)
+replaces NVML and answers as a faulty GPU would. The training computes on the CPU under a fake `torch.cuda`
+(`tests/fake_cuda.py`), which counts memory, runs out of it and raises CUDA's errors. On a machine with a GPU, the run
+without a fault, the killed sampler and the visible neighbours are real.
 
-| fault | outcome | domain | fails | status | steps kept | seconds | as it should be |
+*Fails* names the check that must fail. It is then a finding about the GPU, not about the training.
+
+| fault | outcome | domain | fails | status | steps kept | seconds | as expected |
 |---|---|---|---|--:|--:|--:|---|
 """
 REHEARSAL = """
-## Faults rehearsed by tests
+## Faults covered by tests
 
 These tests use a fake NVML, a fake torch or a fake session.
 
-| fault | what has to come of it | test | passes |
+| fault | expected | test | passes |
 |---|---|---|---|
 """
 
@@ -211,22 +209,12 @@ def _page(kept: dict[str, Result], passed: dict[str, bool]) -> str:
     lines += [_row(fault, kept.get(fault.name)) for fault in faults()]
     lines += [*AFTER.splitlines(), *sweeps(), *CARDS.splitlines()]
     lines += [_row(fault, kept.get(fault.name), fault.fails or "-") for fault in card_faults()]
-    said = [(fault.name, kept[fault.name].reason) for fault in every_fault() if fault.name in kept]
-    lines += [
-        *SAID.splitlines(),
-        *(f"| {name} | {_cell(reason)} |" for name, reason in said if reason),
-        *REHEARSAL.splitlines(),
-    ]
+    lines += REHEARSAL.splitlines()
     lines += [
         f"| {name} | {wanted} | `{test.partition('::')[2]}` | {'yes' if passed[test] else '**no**'} |"
         for name, (wanted, test) in REHEARSED.items()
     ]
     return "\n".join(lines) + "\n"
-
-
-def _cell(text: str) -> str:
-    """Return the text as a cell of a Markdown table has it."""
-    return text.replace("|", r"\|").replace("<", r"\<")
 
 
 def _row(fault: Fault, result: Result | None, *more: str) -> str:

@@ -12,20 +12,21 @@ from tunecheck.core.paths import project_folder
 
 FULL_DISK, SIGNALS = "reports/full-disk.json", "reports/interrupts.json"
 HEAD = """
-## Every moment
+## Faults at every moment
 
-**Every write.** We repeated a healthy session of the tiny model once for each of its writes (`python -m
-benchmarks.chaos.full_disk`, `--once`). The disk was full from that write on, or for that write only. Each pass left
-its verdict.json, and no session without one ended with success.
+**A full disk at every write.** We repeated a healthy session once for each of its writes (`python -m
+benchmarks.chaos.full_disk`). The disk was full from that write on, or for that write only (`--once`). Every session
+that passed had written its verdict.json. No session without a verdict.json exited with 0.
 
-**Every import.** Commands got SIGINT, SIGTERM and SIGHUP in turn, at each import that they make or at eight times, also
-sent to the whole group as a terminal does (`python -m benchmarks.chaos.interrupts`). They end with 2 and without a
-traceback, or are done.
+**A signal at every import.** Each command got SIGINT, SIGTERM or SIGHUP, at each of its imports or at eight points in
+time (`python -m benchmarks.chaos.interrupts`). Some signals went to the whole process group, as from a terminal. Every
+command exited with 2 and without a traceback, or had already finished.
 
 **Malformed input.** `TUNECHECK_FUZZ=24 pytest tests/test_fuzz.py` tries 9,240 malformed keys, files, traces,
-verdicts, rows and command lines. On 2026-11-22 each ended with a message and a status of the table.
+verdicts, rows and command lines. On 2026-11-22 each ended with a message and a
+[documented exit status](cli.md#exit-statuses).
 
-| what | attempts | wrong | came of it |
+| what | attempts | wrong | exit statuses |
 |---|--:|--:|---|
 """
 

@@ -32,20 +32,20 @@ PEERS: dict[str, Peer] = {
             name="tunecheck watch",
             adapter="tunecheck_watch",
             lines=0,
-            attached="the command around the script, ten steps listened to",
+            attached="the command wraps the script; it watches ten steps",
         ),
         Peer(
             name="smoke test",
             adapter="smoke_test",
             lines=3,
-            attached="it ended, every loss is finite, the last third's mean is below the first third's",
+            attached="it ended, losses are finite, the last third's mean loss is below the first third's",
         ),
         Peer(
             name="torcheck",
             packages=("torcheck==1.0.1",),
             adapter="torcheck",
             lines=6,
-            attached="the optimizer registered; every trained tensor must change and stay finite",
+            attached="registers the optimizer; every trained tensor must change and stay finite",
         ),
         Peer(
             name="traintools",
@@ -59,7 +59,7 @@ PEERS: dict[str, Peer] = {
             packages=("thermoclaw==0.1.6",),
             adapter="thermoclaw",
             lines=6,
-            attached="ThermoclawCallback; in a loop Observer, EntropySplit, CollapseDetector and diagnose",
+            attached="ThermoclawCallback; in a plain loop Observer, EntropySplit, CollapseDetector and diagnose",
         ),
         Peer(
             name="trainproof",
@@ -80,7 +80,7 @@ PEERS: dict[str, Peer] = {
             packages=("neural-net-checklist==1.1.0", "pillow"),
             adapter="neural_net_checklist",
             lines=14,
-            attached="its assertions for causal models, less the two about fresh weights, on model and batch",
+            attached="its assertions for causal models on model and batch, without the two about fresh weights",
         ),
         Peer(
             name="traincheck",
@@ -90,7 +90,7 @@ PEERS: dict[str, Peer] = {
             ),
             adapter="traincheck",
             lines=0,
-            attached="three commands: invariants inferred from a trace of the healthy script, checked on the script's",
+            attached="three commands: infer invariants from the healthy script's trace, check them on the other's",
         ),
     )
 }

@@ -195,7 +195,7 @@ FRAMEWORKS: dict[str, Framework] = {
             trainings={
                 "`axolotl train`, lora": (*("{bin}/axolotl", "train", "{folder}/axolotl.yaml", "--launcher", "python"),)
             },
-            bug="AxolotlTrainer has the Trainer average means, unless forward names num_items_in_batch",
+            bug="AxolotlTrainer averages micro-batch means, unless the model's forward takes num_items_in_batch",
             named_by=("loss_oracle", "accumulation_oracle"),
             variables={"AXOLOTL_DO_NOT_TRACK": "1", "DO_NOT_TRACK": "1"},
         ),

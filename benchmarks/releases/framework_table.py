@@ -79,15 +79,16 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         versions = ", ".join(f"{name} {version}" for name, version in row["versions"].items())
         failed = ", ".join(f"`{check}`" for check in row["failed"]) or 0
         if row["failed"] and not wrongly_failed(row):
-            failed = f"{failed}: rightly, {FRAMEWORKS[row['framework']].bug}"
+            failed = f"{failed}: known bug, {FRAMEWORKS[row['framework']].bug}"
         cells = [row["framework"], row["variant"], versions, row["judged"], row["passed"], failed, len(row["unjudged"])]
-        unlike = "**no**" if row.get("repeats", True) else "never, alone neither"
+        unlike = "**no**" if row.get("repeats", True) else "not repeatable"
         cells += ["yes" if row["same"] else unlike, f"{row['cpu_seconds_more']:.0f}", row["peak_mib_more"]]
         lines.append(f"| {' | '.join(map(str, cells))} |")
         for check, reason in row["unjudged"].items():
             reasons.setdefault(f"`{check}`: {reason}", set()).add(row["framework"])
     tried = {row["framework"] for row in rows if row["outcome"] != "not tried"}
-    told = [f"- {reason} ({len(names)} of {len(tried)} frameworks)." for reason, names in sorted(reasons.items())]
-    parts = ["\n".join(lines), "Unjudged, with the reason:\n\n" + "\n".join(told)]
+    told = [f"- {reason} ({len(names)})." for reason, names in sorted(reasons.items())]
+    title = f"Unjudged checks, why, and in how many of the {len(tried)} frameworks:"
+    parts = ["\n".join(lines), f"{title}\n\n" + "\n".join(told)]
     parts += ["Not tried:\n\n" + "\n".join(untried)] if untried else []
     return "\n\n".join(parts)

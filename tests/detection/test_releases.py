@@ -127,8 +127,8 @@ def test_a_row_of_the_table_says_what_was_judged_and_what_could_not_be_tried():
     untried = {"framework": "axolotl", "variant": "", "outcome": "not tried", "reason": "no wheel"}
     text = table([tried, untried])
     assert (
-        "| TRL 0.24 | lora | trl 0.24.0 | 30 | 29 | `loss_oracle`: rightly, huggingface/transformers#46204 | 1 |"
+        "| TRL 0.24 | lora | trl 0.24.0 | 30 | 29 | `loss_oracle`: known bug, huggingface/transformers#46204 | 1 |"
         in text
     )
-    assert "- `dtypes_as_configured`: nothing declares them (1 of 1 frameworks)" in text
+    assert "- `dtypes_as_configured`: nothing declares them (1)" in text
     assert "- axolotl : no wheel" in text
