@@ -185,8 +185,8 @@ def test_memorising_is_called_by_its_name():
     )
 
     assert comparison.notes == (
-        "lora: overfitted: a loss of 1 on its training rows, 1.5 times the held-out perplexity of its start",
-        "full: memorised: a loss of 0.0002 on its training rows, 300 times the held-out perplexity of its start",
+        "lora: overfitted: the training rows end at a loss of 1, held-out perplexity grew 1.5-fold",
+        "full: memorised: the training rows end at a loss of 0.0002, held-out perplexity grew 300-fold",
     )
 
 

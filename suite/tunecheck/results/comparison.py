@@ -48,7 +48,7 @@ def comparisons(runs: Iterable[RunReport]) -> list[SideBySide]:
         others = [run for run in group if _why_not(run)]
         places = [*map(str, range(1, len(ranked) + 1)), *("-" for _ in others)]
         told = [(run, _lesson(run)) for run in ranked] + [(run, f"no rank: {_why_not(run)}") for run in others]
-        by = "ranked by held-out perplexity after training; where three digits of it are equal, by peak memory"
+        by = "ranked by held-out perplexity after training; if three digits are equal, by peak memory"
         table = SideBySide(
             title=f"{name} on {model}",
             ranking=by if ranked else "not ranked",
@@ -81,7 +81,7 @@ def _why_not(run: RunReport) -> str:
         failed = ", ".join(finding.check for finding in run.failed)
         return f"failed {failed}" if failed else f"{run.outcome}: {run.reason}"
     if not entry.pretrained:
-        return "its weights are random, so that nothing is said about learning"
+        return "its weights are random, so the numbers say nothing about learning"
     if entry.heldout_loss_end is None or not math.isfinite(entry.heldout_loss_end):
         return "it was not evaluated on held-out rows before and after"
     return ""
@@ -96,7 +96,7 @@ def _lesson(run: RunReport) -> str:
     if times <= 1 or run.probe_loss_start is None or end >= run.probe_loss_start:
         return ""
     word = "memorised" if end < 0.1 else "overfitted"  # exp(-0.1) = 0.9: nine tokens of ten
-    return f"{word}: a loss of {end:.2g} on its training rows, {times:.3g} times the held-out perplexity of its start"
+    return f"{word}: the training rows end at a loss of {end:.2g}, held-out perplexity grew {times:.3g}-fold"
 
 
 def _cells(place: str, run: RunReport) -> tuple[str, ...]:
