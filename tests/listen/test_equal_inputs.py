@@ -49,6 +49,14 @@ def test_inputs_of_tokens_that_are_equal(inputs, equal):
     assert unknown_batch(inputs, torch.device("cpu")).equal == equal
 
 
+@pytest.mark.parametrize("labels", [[{"boxes": torch.zeros(1, 4)}] * 2, ["cat", "dog"]], ids=["of boxes", "words"])
+def test_labels_that_are_no_tensor_are_not_counted(labels):
+    """As those of object detection: a list of dictionaries."""
+    seen = unknown_batch({"pixel_values": torch.zeros(2, 3, 4, 4), "labels": labels}, torch.device("cpu"))
+
+    assert (len(seen.keys), seen.supervised_tokens) == (2, 0)
+
+
 @pytest.mark.parametrize(
     ("passes", "told"),
     [

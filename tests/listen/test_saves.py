@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 
+import numpy
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
@@ -478,6 +479,25 @@ def test_a_trainer_keeps_the_best_checkpoint(greater, tmp_path):
 
     told = [finding.detail for finding in row.suspected if finding.check == "saved_as_trained"]
     assert told == ["the checkpoint with the highest loss counts as the best"] * bool(greater)
+
+
+@pytest.mark.parametrize("named", [("obj", "f"), ("tensors", "filename")], ids=["torch", "safetensors"])
+def test_what_is_written_may_be_named(named, heard):
+    """As in torch.save(obj=..., f=...) and save_file(tensors=..., filename=...)."""
+    model, records = heard
+    learn(model)
+    saves.writing(**dict(zip(named, (taken(model), "model.pt"), strict=True)))
+
+    assert [seen.trained for seen in records] == [2]
+
+
+def test_a_file_of_an_array_is_no_model(heard):
+    """Numbers of the script's own, which numpy compares one by one."""
+    model, records = heard
+    learn(model)
+    saves.writing(numpy.array([1.0, 2.0]), "losses.pt")
+
+    assert not records
 
 
 def test_a_file_with_nothing_in_it_is_told(heard):

@@ -78,7 +78,8 @@ def inputs_of(args: Any, given: dict[str, Any]) -> dict[str, Any]:
 
 def unknown_batch(inputs: Any, device: torch.device) -> Batch:
     """Return a micro-batch of which the rows and tokens are counted alone, for a model that is given anything else."""
-    labels, mask = inputs.get("labels"), inputs.get("attention_mask")
+    tensors = {name: value for name, value in inputs.items() if isinstance(value, torch.Tensor)}
+    labels, mask = tensors.get("labels"), tensors.get("attention_mask")
     several = (value for value in inputs.values() if hasattr(value, "__len__") and getattr(value, "ndim", True))
     rows = next(map(len, several), 1)
     nothing = torch.zeros(rows, 1, dtype=torch.long, device=device)

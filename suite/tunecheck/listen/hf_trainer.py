@@ -329,12 +329,13 @@ class WatchedEvaluation:
         self._gradients |= torch.is_grad_enabled()
         logits = out.get("logits") if isinstance(out, dict) else getattr(out, "logits", None)
         labels = given.get("labels", self.labels)
-        if labels is None:
-            self._rows = None
-        elif self._rows is not None:  # a packed row holds one of the data set for each position 0
+        if not isinstance(labels, torch.Tensor):
+            self._rows, self._seen = None, False
+            return
+        if self._rows is not None:  # a packed row holds one of the data set for each position 0
             begins = given.get("position_ids")
             self._rows += len(labels) if begins is None else int((begins == 0).sum())
-        if labels is None or logits is None or logits.shape[:2] != labels.shape:
+        if logits is None or logits.shape[:2] != labels.shape:
             self._seen = False
             return
         total, uniform, tokens = 0.0, 0.0, 0

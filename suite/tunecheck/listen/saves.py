@@ -91,7 +91,7 @@ def written(thing: Any, path: Any = None) -> None:
         _TELL_FILE[0](FileWritten(path=file))
     if held and not _TRAINED:
         _EARLY.append((file, frozenset(map(value_of, held.values()))))
-    elif held or thing == {}:
+    elif held or (isinstance(thing, Mapping) and not thing):
         for model, trained in list(_TRAINED.items()):
             trained.written(model, held, file)
 
@@ -313,8 +313,9 @@ def saving(
     return _reading(model, heard, Path(str(save_directory)))
 
 
-def writing(thing: Any, path: Any = None, *_: Any, **named: Any) -> Callable[[Any], None] | None:
+def writing(thing: Any = None, path: Any = None, *_: Any, **named: Any) -> Callable[[Any], None] | None:
     """Look at what is about to be written to this file. Return what is to be called when it was."""
+    thing = named.get("tensors", named.get("obj", thing))
     path = named.get("filename", named.get("f", path))
     written(thing, path)
     name = str(path) if isinstance(path, str | Path) else ""

@@ -177,8 +177,8 @@ def _other_rows(given: Mapping[str, Any], *, labelled: bool) -> str:
     numbers = [n for n, value in given.items() if getattr(value, "is_floating_point", bool)() and value.dim() > 1]
     if other := ", ".join(sorted(name for name in numbers if "mask" not in name)):
         return f"the model receives {other} besides tokens, which tunecheck cannot replay"
-    if labelled and labels.shape != ids.shape:
-        return f"labels of shape {list(labels.shape)} do not match tokens of shape {shape}"
+    if labelled and (wanted := list(getattr(labels, "shape", ()))) != shape:
+        return f"labels of shape {wanted} do not match tokens of shape {shape}"
     return ""
 
 
