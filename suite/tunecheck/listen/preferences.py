@@ -1,9 +1,10 @@
 """Preference pairs in a Trainer's micro-batches, and rated answers. In the watched process only."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tunecheck.core.evidence import AnswersRated, PairsGiven
+from tunecheck.probes.reference.given import in_common
 
 SHARED = 4
 """Tokens that all prompts of a window begin with, where a template writes them: one of them, and a role."""
@@ -90,7 +91,7 @@ def _prompts_again(pairs: Sequence[Answers], known: Sequence[Answers]) -> tuple[
 
     What the prompts of the `known` pairs have in common is the template.
     """
-    begin, end = (_shared([prompt[::way] for prompt, *_ in known]) for way in (1, -1))
+    begin, end = (in_common(*(prompt[::way] for prompt, *_ in known)) for way in (1, -1))
     again = asked = 0
     for prompt, *answers in pairs if len(known) > 1 else ():  # a prompt may lack its start token there, or its last one
         parts = [prompt[first : len(prompt) - left] for first in (0, 1) for left in (0, 1)]
@@ -98,12 +99,6 @@ def _prompts_again(pairs: Sequence[Answers], known: Sequence[Answers]) -> tuple[
         inner = prompt[begin : len(prompt) - end - 1]
         asked += begin > 0 and len(inner) >= SHARED and all(answer[: len(inner)] == inner for answer in answers)
     return again, asked
-
-
-def _shared(rows: Iterable[list[int]]) -> int:
-    """Return how many tokens all rows have in common at their beginning."""
-    columns = list(zip(*rows, strict=False))
-    return next((at for at, tokens in enumerate(columns) if len({*tokens}) > 1), len(columns))
 
 
 def _halves(given: Mapping[str, Any], rows: int | None) -> tuple[Any, Any] | None:

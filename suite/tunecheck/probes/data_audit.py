@@ -14,7 +14,7 @@ import torch
 from tunecheck.core.check import holding
 from tunecheck.core.evidence import DataSplit, TokensReplaced, Window
 from tunecheck.core.row_spans import PADDING_LEARNED
-from tunecheck.probes.reference.given import Row, rows_of
+from tunecheck.probes.reference.given import Row, in_common, rows_of
 from tunecheck.probes.reference.measures import random_digest
 from tunecheck.probes.reference.vocabulary import read_vocabulary
 from tunecheck.training.data import IGNORED, Batch, Tokens
@@ -147,7 +147,7 @@ def _token_problem(ids: Ids, wanted: Ids, tokenizer: Any) -> tuple[str, str]:
         return "the end token is missing", repr(decode(ids[-6:]))
     if len(ids) < len(wanted) and wanted[: len(ids)] == ids:
         return "the row is cut off", f"{len(ids)} of {len(wanted)} tokens, ending {decode(ids[-6:])!r}"
-    at = next((i for i, (a, b) in enumerate(zip(ids, wanted, strict=False)) if a != b), min(len(ids), len(wanted)))
+    at = in_common(ids, wanted)
     example = f"at token {at}: {decode(ids[at:][:8])!r}, not {decode(wanted[at:][:8])!r}"
     return "tokens differ from the template's", example
 

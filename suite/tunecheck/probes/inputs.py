@@ -3,7 +3,7 @@
 import sys
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain, combinations, groupby, islice, takewhile
+from itertools import chain, combinations, groupby, islice
 from typing import Any, TypeGuard
 
 import torch
@@ -17,7 +17,7 @@ from tunecheck.core.evidence import RowPiece, RowRead, RowShown, StepInputs, Tar
 from tunecheck.core.premises import Premise
 from tunecheck.models.layer_names import is_pretrained
 from tunecheck.probes.reference import padded
-from tunecheck.probes.reference.given import Row, Show, end_tokens, row_digest, rows_of, special_tokens
+from tunecheck.probes.reference.given import Row, Show, end_tokens, in_common, row_digest, rows_of, special_tokens
 from tunecheck.probes.reference.loss_graph import gradients, graph_of, saved, straight_back
 from tunecheck.probes.reference.measures import evenly, random_digest
 from tunecheck.training.data import IGNORED, Batch
@@ -483,9 +483,8 @@ def pieces_of(row: Row, decode: Show) -> tuple[RowPiece, ...]:
         elif kind == "cut":
             text = ""
         else:  # with the tokens before: decoded alone, a word may lose its space and a character its bytes
-            shown, whole = decode(before), decode([*before, *tokens])
-            same = takewhile(lambda pair: pair[0] == pair[1], zip(shown, whole, strict=False))
-            text = whole[sum(1 for _ in same) :]
+            whole = decode([*before, *tokens])
+            text = whole[in_common(decode(before), whole) :]
         before = [] if kind in ("padding", "cut") else [*before, *tokens]
         wanted = decode(other) if kind == "learned" and other != tokens else ""
         pieces.append(RowPiece(kind=kind, tokens=len(tokens), text=text, labels=wanted))

@@ -6,7 +6,7 @@ Whatever the formula of a preference loss, its gradient by the scores of an answ
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from functools import partial
-from itertools import islice, takewhile
+from itertools import islice
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from tunecheck.core.evidence import PreferencesLearned
 from tunecheck.models.layer_names import is_pretrained
+from tunecheck.probes.reference.given import in_common
 from tunecheck.probes.reference.loss_graph import graph_of, saved
 from tunecheck.probes.reference.measures import Digest, digest, living
 from tunecheck.probes.reference.own_tokens import LOOKED_AT, NEARLY_ALL, raised_by, tokens_and_numbers
@@ -104,7 +105,7 @@ class PreferenceProbe(Probe[PreferencesLearned]):
             self._of_others += any(share > NEARLY_ALL for share in shares)
         for lowered in self._answers[0]:
             # of one prompt, or of none that this step has
-            raised = max(self._answers[1], key=partial(_common_tokens, lowered), default=lowered)
+            raised = max(self._answers[1], key=lambda answer: in_common(lowered[0], answer[0]), default=lowered)
             if (late := _learned_late(lowered, raised)) is not None:
                 self._late.append(late)
         for weighed in self._weighed.values():
@@ -197,17 +198,12 @@ class PreferenceProbe(Probe[PreferencesLearned]):
         self._rows += islice(pulled, MOST_ROWS - len(self._rows))
 
 
-def _common_tokens(one: _Answer, other: _Answer) -> int:
-    """Return how many first tokens two rows have in common."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one[0], other[0], strict=False)))
-
-
 def _learned_late(one: _Answer, other: _Answer) -> bool | None:
     """Return whether the loss leaves out the first tokens in which two rows differ, and uses those behind them.
 
     None where it uses none of them, as of rows that differ in their prompts.
     """
-    at = _common_tokens(one, other)
+    at = in_common(one[0], other[0])
     first, second = (any(used[at - 1 + more : at + more] == [True] for _, used in (one, other)) for more in (0, 1))
     return not first if at and (first or second) else None
 

@@ -175,6 +175,11 @@ class Row:
         )
 
 
+def in_common(*sequences: Sequence[object]) -> int:
+    """Return with how many equal items all of these begin."""
+    return sum(1 for _ in takewhile(lambda items: len({*items}) == 1, zip(*sequences, strict=False)))
+
+
 def rows_of(batch: Batch) -> list[Row]:
     """Return the rows of a batch. Each of its tensors is read as a whole: reading waits for a GPU."""
     columns = [part.tolist() for part in (batch.input_ids, batch.labels, batch.attention_mask)]
@@ -205,8 +210,8 @@ def padded_before(beginnings: Sequence[Beginning]) -> int:
 
 def answers_shown(rows: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> int:
     """Return how many answers there are if prompts show all of them at one place of a template, and they differ."""
-    columns, places = zip(*(answer for _, answer in rows), strict=False), list[set[tuple[int, ...]]]()
-    template = sum(1 for _ in takewhile(lambda column: len({*column}) == 1, columns))  # whose end may be learned
+    places = list[set[tuple[int, ...]]]()
+    template = in_common(*(answer for _, answer in rows))  # whose end may be learned
     for prompt, answer in rows:
         size, begins = len(own := answer[template:]), (at for at, token in enumerate(prompt) if own[:1] == (token,))
         found = (at for at in begins if prompt[at : at + size] == own)
