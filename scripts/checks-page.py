@@ -144,7 +144,7 @@ def index() -> str:
 def page(name: str, check: type[Check], failures: Mapping[str, tuple[str, str]], healthy: str) -> str:
     """Return one check's page."""
     paragraphs = inspect.cleandoc(check.__doc__ or "").split("\n\n")
-    later = paragraphs[0].removeprefix(rule(check)).strip()
+    later = " ".join(paragraphs[0].split()).removeprefix(rule(check)).strip()
     lines = [WRITTEN, f"# {name}", "", *wrapped(rule(check))]
     lines += titled("Why it matters", WHY[SUBJECTS[name]])
     if details := [text for text in (later, *paragraphs[1:]) if text]:

@@ -278,7 +278,7 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
     },
     "matmul_precision": {("TF32 is on", "float64"): having(e.ForwardPaths, matmul_error=5e-4)},
     "forward_deterministic": {
-        ("noise in the norm", "two equal forward passes"): having(e.ForwardPaths, repeat_difference=1e-3),
+        ("noise in the norm", "two forward passes over the same rows"): having(e.ForwardPaths, repeat_difference=1e-3),
         ("noise in early steps", "step 2: a second forward pass of its first micro-batch"): having(
             e.OwnLoss, 2, model_repeats=False
         ),

@@ -280,7 +280,7 @@ def test_a_loop_of_a_language_model_that_does_not_divide_is_named_as_a_trainer_i
 
     roots = [finding for finding in row.failed if not finding.because]
     assert [finding.check for finding in roots] == ["loss_normalised_over_accumulation"] * (not divides)
-    assert divides or roots[0].meaning.startswith("A loop calls backward")
+    assert divides or roots[0].meaning.startswith("The loop calls backward")
     assert divides or "num_items_in_batch" not in roots[0].meaning
 
 

@@ -11,9 +11,9 @@ from tunecheck.core.trace import Trace
 
 
 class AdaptersStartNeutral(NumericCheck):
-    """Before training, every adapted linear returns the output of its base layer, in train mode with dropout too.
+    """Before training, every adapted linear returns its base layer's output, even with dropout active.
 
-    The same holds for the whole model, including tokens and modules trained beside the adapters.
+    The same holds for the whole model, including tokens and modules that are trained along with the adapters.
     """
 
     needs = frozenset({"adapters", Premise.CAUSAL_LM, Premise.ADAPTERS_ENUMERATED, Premise.ADAPTERS_FRESH})
@@ -47,7 +47,7 @@ class AdaptersStartRandom(Check):
     needs = frozenset({"adapters", Premise.CAUSAL_LM, Premise.ADAPTERS_ENUMERATED, Premise.ADAPTERS_FRESH})
     convention = "adapters may begin with other numbers, as some methods want"
     meaning = """The seed is reset for each adapter, or for parts of one. A has another scale. The seed is never set.
-    The first steps are then equal, of smaller rank, independent of the seed, too long or too short."""
+    The first updates are then alike, of lower rank, independent of the seed, or of the wrong size."""
     remedy = "Leave initialisation to peft. Seed once, before creating the adapters."
 
     max_ratio: float = 1.5
@@ -70,7 +70,7 @@ class AdaptersStartRandom(Check):
 
 
 class AdapterAlgebra(NumericCheck):
-    """With a random B, every adapted linear follows its formula, s B A x or DoRA's, and the logits change.
+    """With a random B, every adapted linear adds s B A x (or follows DoRA's formula), and the logits change.
 
     The gradients of the adapter's tensors follow the formula too. So does the gradient that the adapter passes to the
     layers before it.
@@ -134,7 +134,7 @@ class DropoutVaries(Check):
     remedy = "Seed once, before building the model. Check train mode. Print the adapter's dropout of a tensor of ones."
 
     max_deviations: float = 6.0
-    """Deviation of a count, in standard deviations of independent draws: once in 5e8 runs."""
+    """Deviation of a count, in standard deviations of independent draws. Healthy runs exceed it once in 5e8."""
 
     def judge(self, trace: Trace) -> Finding:
         states = [window.random_state for window in trace.all(Window)]
@@ -176,7 +176,7 @@ class DropoutVaries(Check):
 class AdaptersApplied(Check):
     """After training, the logits with adapters on and off differ.
 
-    After a tiny rate the check compares an enlarged adapter.
+    After training at a tiny rate, the check enlarges the adapter first.
     """
 
     needs = frozenset({"adapters", Premise.CAUSAL_LM})

@@ -26,50 +26,50 @@ FEWEST_CUT = 3
 """Rows whose labels end at the same place by accident hardly ever."""
 LABEL_CAUSES = {
     LABELS_SHIFTED: "The collator shifts labels, and the loss shifts them again.",
-    PADDING_LEARNED: "Padding keeps its labels, since nobody sets them to -100.",
+    PADDING_LEARNED: "Padding keeps its labels: nothing sets them to -100.",
 }
 """Problem of a row to its cause, where it has only one."""
-ENDS_MASKED = "The padding token is also the end token, and both are masked, so that the model never learns to stop."
+ENDS_MASKED = "The padding token is also the end token, so masking padding masks both. The model never learns to stop."
 ENDS_OTHERWISE = "rows may end with a mark of their own, and these tokens be padding that is attended to"
 LABELS_CUT = "Labels are truncated but tokens are not."
-PROMPTS_LEARNED = "Prompts are supervised though only answers are declared."
+PROMPTS_LEARNED = "Prompts are supervised, although the script declares answers only."
 OTHER_TOKENIZER = "The tokenizer belongs to another model."
-ANSWER_MASKED = "The text whose labels are masked as the prompt holds the answer, too."
+ANSWER_MASKED = "The masked prompt already contains the answer."
 DOUBTFUL = {
     "padding_ends": (
         "rows have a masked token of padding, which is attended to, behind what is supervised",
         "a script may attend to one token of padding, and end its answers otherwise",
-        "The padding token is the mark that ends an answer, and every one of it is masked.",
+        "The padding token is also the mark that ends an answer, and each one is masked.",
     ),
     "begins_again": (
         "rows begin with the start token, and have it again where the answer begins",
         "a start token may mark an answer",
-        "Prompt and answer are tokenized apart, each with special tokens: pass add_special_tokens=False.",
+        "Prompt and answer are tokenized separately, each with special tokens: pass add_special_tokens=False.",
     ),
     "begins_twice": (
         "rows begin with the same text twice",
         "a task may be to copy what is given",
-        "The prompt is put in front of a text that holds it already.",
+        "The prompt is prepended to a text that already contains it.",
     ),
     "answers_shown": (
         "rows have their answer in the prompt, too, at one distance before it",
         "a task may be to repeat what is given",
-        "The prompt is made of the field that holds the answer.",
+        "The prompt is built from the answer's field.",
     ),
     "begun_astray": (
         "answers begin before the end of a template, or behind it, each at another distance",
         "a text may be learned from the middle on",
-        "Another length is taken for the prompt's, as that of the answer, or of its characters.",
+        "The mask uses a wrong prompt length, such as the answer's, or one in characters.",
     ),
     "users_learned": (
         "rows have the user's turns supervised, and the text before them or assistant turns masked",
         "a model may be trained to write as a user does",
-        "The mask is made for other roles, or inverted.",
+        "The mask covers the wrong roles, or is inverted.",
     ),
     "headers_learned": (
         "rows have the mark that begins the model's turn supervised with the answer, and not the prompt before it",
         "a model may choose who speaks next",
-        "The prompt is written without add_generation_prompt=True.",
+        "The prompt is rendered without add_generation_prompt=True.",
     ),
 }
 """Field of RowsGiven to what it shows, who does so on purpose, and the usual cause."""
@@ -78,9 +78,9 @@ DOUBTFUL = {
 class LabelsAsConfigured(Check):
     """Labels are the input tokens at the same positions; the model shifts them.
 
-    Padding and prompts declared as masked are not supervised, and the end token is. Tokens come from the base model's
-    own vocabulary. Only a row begins with the start token, no answer within it, and no row with its prompt twice. No
-    prompt shows its answer. A user's turn is supervised only beside all others.
+    Padding and prompts declared as masked are not supervised. The end token is. Token ids are those of the base model's
+    tokenizer. The start token stands only at the start of a row. No row repeats its prompt, and no prompt contains its
+    answer. User turns are supervised only if all turns are.
     """
 
     needs = ROWS_KNOWN | {"user_code"}
@@ -95,7 +95,7 @@ class LabelsAsConfigured(Check):
     max_other_share: float = 0.5
     """Share of the tokens that have another id in the base model's tokenizer."""
     max_doubtful_share: float = 0.75
-    """Share of the rows that look alike in a way that some mean. A few rows may quote a special token."""
+    """Share of the rows with the same oddity. A few rows may quote a special token."""
 
     def judge(self, trace: Trace) -> Finding:
         windows, seen = trace.all(evidence.Window), trace.one(evidence.RowsGiven)
@@ -157,21 +157,21 @@ def _labels_lost(rows: Iterable[evidence.RowSpan]) -> str:
 
 
 NO_END = "Template, formatting function or collator adds no end token. Generation then runs to its length limit."
-NO_HEADER = "The rows lack the mark of the assistant's turn that apply_chat_template writes. Generation begins with it."
-CUT_ALIKE = "Answers are cut off at a number of tokens, and their end tokens with them."
+NO_HEADER = "The rows lack the assistant mark that apply_chat_template writes, and that generation starts from."
+CUT_ALIKE = "A length limit truncates the answers, and removes their end tokens."
 FIXED_WIDTH = "answers of one length, such as numbers of a fixed width, need no end"
 OTHER_FORM = "a model may be taught another form of chat than its template's"
-TURN_OPENED = "add_generation_prompt=True opens an empty turn after each answer, or a mark of a turn is written twice."
+TURN_OPENED = "add_generation_prompt=True adds an empty turn after each answer, or a turn's mark is written twice."
 SCORED = "the loss is the script's own, as where answers are scored and never generated"
 
 
 class AnswersEnd(Check):
     """Supervised answers end with an end token, so that the model learns to stop.
 
-    The check reads rows with masked prompts that are not truncated. Some answers need no end token: those that share
-    one closing token, those of one token, and a few that recur, such as class names. Longer ones of equal length are
-    suspected, as are those of a script with a loss of its own. No empty assistant turn may follow an answer. If rows
-    hold the chat template's mark of a user's turn, they hold that of the assistant's, too.
+    The check reads untruncated rows with masked prompts. It exempts answers that share one closing token, one-token
+    answers, and a few recurring ones such as class names. Longer answers of equal length, and those of a script's own
+    loss, are only suspected. No empty assistant turn may follow an answer. Rows with the chat template's user mark must
+    have its assistant mark, too.
     """
 
     needs = ROWS_KNOWN | {"user_code", Premise.END_KNOWN}
@@ -216,16 +216,16 @@ class AnswersEnd(Check):
         return self.at_most(share, self.max_open_share, detail, meant=meant, causes=[NO_END])
 
 
-FILLED = "Label padding is not replaced by -100, and is trained on."
-BEGUN_TWICE = "Labels keep the start token: a collator compares them with bos_token_id. The decoder then reads two."
+FILLED = "Label padding is not replaced by -100, so the model trains on it."
+BEGUN_TWICE = "Labels keep the start token, because the collator only strips bos_token_id. The decoder then reads two."
 
 
 class WrittenAnswersEnd(Check):
     """An encoder-decoder's targets end with one end token, so that the model learns to stop.
 
-    If some have one, the longest others may be truncated. Equal targets count once. So do the answers that a causal
-    model of the script's own learns behind prompts. An end token stands nowhere within an answer. No padding is learned
-    behind it. The targets do not begin with the start token, which the model puts before them.
+    If some targets have one, the longest others may be truncated. Equal targets count once. The same holds for answers
+    that the script's own causal model learns after prompts. No end token stands inside an answer, and no padding is
+    learned after it. Targets do not begin with the start token: the model prepends it.
     """
 
     needs = frozenset({"unknown_rows"})
@@ -236,8 +236,8 @@ class WrittenAnswersEnd(Check):
     max_open_share: float = 0.25
     """Share of the targets. Some data sets hold targets that were truncated earlier."""
     max_loose_share: float = 0.5
-    """Share of the answers behind prompts, near 0 with an end token and near 1 without, and of targets that are filled
-    up or begin twice."""
+    """Share of the answers after prompts: near 0 with an end token, near 1 without. Also of targets with learned
+    padding or two starts."""
 
     def judge(self, trace: Trace) -> Finding:
         for used in trace.records(evidence.RowsUsed):
@@ -281,9 +281,9 @@ def _common_length(rows: Sequence[evidence.RowSpan]) -> int:
 
 
 ANSWERS_EQUAL = "Both answers come from one column, or max_length truncates them. The loss then stays at ln 2."
-PROMPTS_TWICE = "The columns of answers hold whole conversations beside a prompt column."
+PROMPTS_TWICE = "The answer columns hold whole conversations, and a prompt column repeats their start."
 RESTATES = "an answer may begin with its question"
-LABELS_EQUAL = "Every label is the same, as bool() of any non-empty string is True."
+LABELS_EQUAL = "All labels are equal: bool() of any non-empty string is True."
 
 
 class PairsDiffer(Check):
@@ -300,7 +300,7 @@ class PairsDiffer(Check):
     max_alike_share: float = 0.5
     """Share of the pairs. Some data sets hold a few pairs with equal answers."""
     max_prompts_again_share: float = 0.5
-    """Share of the pairs in which both answers begin with the whole prompt, and of rated answers that do."""
+    """Share of the pairs whose answers both begin with the whole prompt, or of the rated answers that do."""
 
     def judge(self, trace: Trace) -> Finding:
         for rated in trace.records(evidence.AnswersRated):
@@ -331,29 +331,29 @@ class PairsDiffer(Check):
 
 NO_PAIRS = "rows may be compared with themselves as a control"
 A_COST = "the factors may be costs, which are to be lowered"
-NO_MINUS = "A policy's objective is minimised as it is: the minus before the advantages' product is missing."
+NO_MINUS = "A policy's objective is minimised: the minus sign before the advantages is missing."
 NO_FIRST = "the first token of each answer may be a mark"
 BEGINS_LATE = "The mask of the answers is not shifted with the targets."
-NO_REFERENCE = "The reference is the policy itself: it shares its weights, or its adapters are not switched off."
-OF_OTHERS = "The likelihoods of one answer are gathered with the tokens of the other one."
+NO_REFERENCE = "The reference is the policy itself: both share weights, or its adapters stay on."
+OF_OTHERS = "One answer's log-probabilities are looked up with the other answer's tokens."
 
 
 class BetterAnswersRaised(Check):
-    """The loss raises answers that the data name chosen or that have an advantage, and lowers the others.
+    """The loss raises the probability of chosen or advantageous answers, and lowers that of the others.
 
-    Two columns have such names when the script makes its data set or its batches. Or the loss has a factor for each
-    row, with mean 0. A supervised loss may raise both. No loss raises and lowers the same rows in each step. It uses
-    the first token in which two answers differ, and looks up each row's own tokens. A policy leaves its reference.
+    Column names of the data set or the batches tell the better answers, or factors in the loss whose mean is 0. A
+    supervised loss may raise both. No loss raises and lowers the same rows in every step. The loss uses the first token
+    in which two answers differ, and looks up each row's own tokens. A policy moves away from its reference.
     """
 
     needs = frozenset({"user_code"})
     without = evidence.PreferencesLearned, "no row holds an answer that the data name chosen or rejected"
     convention = "a script may learn the rejected answers on purpose, or its columns may be named the wrong way round"
-    meaning = f"""The two columns are exchanged: by a map, a rename, or the order in which a batch is unpacked. Or the
-    loss has a wrong sign: its two log ratios are exchanged, or the policy and its reference. {NO_MINUS}
-    {ANSWERS_EQUAL} {BEGINS_LATE} {NO_REFERENCE} {OF_OTHERS}"""
-    remedy = """Print one row as the loss gets it: the chosen answer and the rejected one. Then check each sign of the
-    loss: it falls where the chosen answer gets likelier."""
+    meaning = f"""The chosen and the rejected column are swapped, by a map, a rename or the order of unpacking. Or the
+    loss has the wrong sign: its log ratios are swapped, or the policy and its reference. {NO_MINUS} {ANSWERS_EQUAL}
+    {BEGINS_LATE} {NO_REFERENCE} {OF_OTHERS}"""
+    remedy = """Print a row's chosen and rejected answer as the loss receives them. Then check the signs: the loss must
+    fall as the chosen answer gets likelier."""
 
     max_contrary_share: float = 0.25
     """Share of the answers. It is 0 for a preference loss, a reward model, or a supervised loss on chosen answers, and

@@ -38,7 +38,7 @@ class DeviceAsConfigured(Check):
 
     needs = frozenset({Premise.DEVICE_DECLARED})
     meaning = "Training fell back to the CPU without an error, or a part of the model was not moved."
-    remedy = "Run tunecheck doctor. Search the loading code for .to() and device_map, the report for a fallback."
+    remedy = "Run tunecheck doctor. Search the loading code for .to() and device_map, and the report for a fallback."
 
     def judge(self, trace: Trace) -> Finding:
         device, configured = trace.main.start.device, trace.run.device
@@ -145,8 +145,8 @@ class CheckpointingAsConfigured(Check):
     """
 
     needs = frozenset({"several_steps", Premise.CAUSAL_LM, Premise.ARCHITECTURE_KNOWN, Premise.CHECKPOINTING_DECLARED})
-    meaning = """Gradient checkpointing or the chunked loss is silently off: the peak memory is that of a run without
-    it. Or checkpointing is on without being configured, and costs a third of the speed."""
+    meaning = """Gradient checkpointing or the chunked loss is silently off, so it saves no memory. Or checkpointing is
+    on without being configured, and costs a third of the speed."""
     remedy = "Check that the flag reaches every layer, and that the model is in train mode while training."
 
     def judge(self, trace: Trace) -> Finding:
@@ -173,15 +173,15 @@ class CheckpointingAsConfigured(Check):
 
 
 class MatmulPrecision(Check):
-    """A reference fp32 product on this device agrees with float64 to fp32's precision."""
+    """Matrix products in fp32 have fp32's full precision on this device."""
 
     needs = frozenset({Premise.CAUSAL_LM, Premise.ARCHITECTURE_KNOWN})
     meaning = "TF32 is on, or the device computes wrongly."
-    remedy = "Call torch.set_float32_matmul_precision('highest'), unset NVIDIA_TF32_OVERRIDE, else test the GPU."
+    remedy = "Call torch.set_float32_matmul_precision('highest'), and unset NVIDIA_TF32_OVERRIDE. Else test the GPU."
 
     max_error: float = 1e-5
-    """fp32 gives 2e-7, TF32 about 5e-4."""
+    """Relative error against float64: 2e-7 in fp32, about 5e-4 in TF32."""
 
     def judge(self, trace: Trace) -> Finding:
         error = trace.one(evidence.ForwardPaths).matmul_error
-        return self.at_most(error, self.max_error, "256 x 256 product against float64")
+        return self.at_most(error, self.max_error, "relative error of a 256 x 256 product in fp32 against float64")

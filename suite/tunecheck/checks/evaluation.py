@@ -11,8 +11,8 @@ from tunecheck.core.trace import Trace
 class EvaluationOracle(NumericCheck):
     """Exactly the configured evaluations run, and their losses equal an independent float64 computation.
 
-    Each loss is compared with the mean over its own logits. The last one is also compared with the rows computed
-    without masks.
+    Each loss is compared with the mean over its own logits. The last evaluation is also compared with its rows computed
+    one by one, without masks.
     """
 
     needs = frozenset({"suite_rows"})
@@ -25,7 +25,7 @@ class EvaluationOracle(NumericCheck):
     max_error_own_logits: float = 1e-4
     """Error against the float64 mean over the evaluation's own logits: 2e-7 in fp32, bf16 and fp16."""
     min_logit_digits: int = 20
-    """Binary digits of the logits in fp32, which has 24. A mean loss averages 16-bit rounding away."""
+    """Significant binary digits of fp32 logits, which have 24. The mean loss alone would hide rounding to 16 bit."""
 
     def judge(self, trace: Trace) -> Finding:
         audits, problems, lines, errors = trace.all(EvaluationAudit), list[object](), [], []
@@ -60,7 +60,7 @@ class EvaluationOracle(NumericCheck):
 class EvaluationMode(Check):
     """Evaluation runs in eval mode without a graph, and repeats bit for bit.
 
-    It changes no mode, weight or memory. It evaluates the current weights of the trained model, not a stand-in.
+    It leaves modes, weights and memory unchanged, and evaluates the current weights of the trained model.
     """
 
     needs = frozenset({"suite_rows"})

@@ -11,18 +11,18 @@ from tunecheck.core.trace import Trace
 
 
 class ForwardDeterministic(Check):
-    """Two equal forward passes return the same logits to the last bit, before training and within a step."""
+    """Two forward passes over the same rows return bit-identical logits, before training and within a step."""
 
     needs = frozenset({Premise.CAUSAL_LM, Premise.ARCHITECTURE_KNOWN})
-    meaning = "The forward pass adds noise: a layer in a random mode, an uninitialised buffer, or damaged hardware."
-    remedy = "Search the model for dropout that the configuration sets to 0. Run the GPU's diagnostics (dcgmi diag)."
+    meaning = "Something adds noise to the forward pass: active dropout, an uninitialised buffer or faulty hardware."
+    remedy = "Look for dropout that is active although it is configured as 0. Run the GPU diagnostics (dcgmi diag)."
 
     def judge(self, trace: Trace) -> Finding:
         difference = trace.one(ForwardPaths).repeat_difference
         if other := [seen.step for seen in trace.records(OwnLoss) if seen.model_repeats is False]:
             detail = f"step {other[0]}: a second forward pass of its first micro-batch gives other hidden states"
             return self.at_most(len(other), 0, detail)
-        return self.at_most(difference, 0.0, "largest logit difference of two equal forward passes")
+        return self.at_most(difference, 0.0, "largest logit difference between two forward passes over the same rows")
 
 
 EPSILON = {"bf16": 2.0**-7, "fp16": 2.0**-10}
@@ -39,7 +39,7 @@ class ForwardMatchesArchitecture(NumericCheck):
 
     Independent code recomputes every operation, one relation at a time, and some rows of each linear's product. A
     skipped or misplaced layer breaks a relation too. So does wrong attention for the row lengths and padding of a
-    training step. Attention that is wrong for other lengths alone is suspected.
+    training step. Attention that is wrong only for other lengths is suspected.
     """
 
     needs = frozenset({Premise.CAUSAL_LM, Premise.ARCHITECTURE_KNOWN, Premise.BASE_PLAIN})
@@ -54,11 +54,11 @@ class ForwardMatchesArchitecture(NumericCheck):
     same inputs. It also holds for lookups, copies and single additions, which are exact there."""
     max_error_16bit: float = 3e-2
     max_product_gain: float = 1e-2
-    """Share by which a linear's product, or its gradient, may be off along that of its weight. bf16 on a CPU gives
-    6e-4 in two layers and 1.4e-3 in SmolLM2-135M. No card has measured it."""
+    """Share by which a linear's product, or its gradient, may be off along that of its weight. bf16 on a CPU gives 6e-4
+    in two layers and 1.4e-3 in SmolLM2-135M. Not measured on a GPU."""
     max_gain_ulps: float = 0.125
     """Error of a norm's gain in 16 bit, in units of the last place. A norm in fp32 gives 0.03 to 0.05 (two random
-    layers and SmolLM2-135M, bf16 and fp16), another one 0.28 to 0.32."""
+    layers and SmolLM2-135M, bf16 and fp16), a norm in 16 bit 0.28 to 0.32."""
 
     def judge(self, trace: Trace) -> Finding:
         seen, limit = trace.one(ForwardReference), self.limit(trace)

@@ -148,7 +148,7 @@ class GradientNormReported(NumericCheck):
     """The reported gradient norm is that of the unscaled gradients before clipping."""
 
     needs = frozenset({Premise.LOSS_UNSCALED, Premise.GRADIENT_WHOLE, Premise.CLIPPED_WHOLE, Premise.NORM_REPORTED})
-    meaning = "The norm, by which clipping goes, is taken before unscaling, after clipping, or of other tensors."
+    meaning = "The norm is taken before unscaling, after clipping or over other tensors. Clipping may use it, too."
     remedy = "Unscale first, clip second, and report the return value of clip_grad_norm_."
 
     max_error_fp32: float = 1e-4
@@ -169,15 +169,15 @@ class GradientNormReported(NumericCheck):
 
 
 class Fp16GradientsScaled(Check):
-    """Gradients in fp16 are scaled up by a GradScaler, or are large enough without one."""
+    """A GradScaler scales fp16 gradients up, unless they are large enough without it."""
 
     needs = frozenset({"user_code"})
     convention = "the gradients that fp16 loses may matter little"
-    meaning = "fp16 autocast, or a model in fp16, is used without torch.amp.GradScaler: small gradients lose digits."
-    remedy = "Use bf16, or keep weights in fp32 and scale: scaler.scale(loss).backward(), scaler.step(), update()."
+    meaning = "fp16 is used without torch.amp.GradScaler: small gradients lose digits or become 0."
+    remedy = "Use bf16. Or keep weights in fp32 and call scaler.scale(loss).backward(), scaler.step(), update()."
 
     max_share: float = 0.05
-    """Share of the gradients' elements other than 0 that fp16 holds with fewer than its 11 digits, in every step."""
+    """Share of the gradient's nonzero elements below 6.1e-5, where fp16 loses digits, in every step."""
 
     def judge(self, trace: Trace) -> Finding:
         shares = [seen.subnormal for seen in trace.all(evidence.Gradients) if seen.subnormal is not None]
@@ -193,7 +193,7 @@ class Finite(Check):
 
     needs = frozenset()
     meaning = "A number overflowed, mostly in fp16. A mean was taken over zero supervised tokens. The GPU is faulty."
-    remedy = "Inspect the first step that the finding names. Use bf16. Search its rows for one without labels."
+    remedy = "Search the first step that the finding names for rows without labels. Use bf16 instead of fp16."
 
     def judge(self, trace: Trace) -> Finding:
         applied = [step for step in trace.steps if step.applied]

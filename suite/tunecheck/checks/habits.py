@@ -12,9 +12,9 @@ from tunecheck.core.finding import Finding
 from tunecheck.core.trace import Trace
 
 OPAQUE = "the model is called with an object that tunecheck cannot look into, beside nothing that differs"
-NOT_LOADED = "A reference or a teacher is made of a configuration, and its weights are never loaded."
+NOT_LOADED = "A reference or teacher is built from a configuration, and its weights are never loaded."
 GOES_ON = "adapters may go on from a file, or the base may be made to fit them"
-BOTH_DRAWN = "LoRA's B is drawn as its A is: adapters then change the model before the first step."
+BOTH_DRAWN = "LoRA's B is random like A, so adapters change the model before the first step."
 RANDOM_TARGET = "a random network may be a target on purpose, as of a bonus for what is new"
 USUAL = {
     "lora_scale": (1 / 512, 64, "peft's default is 1, LoRA Without Regret has 32 at rank 1"),
@@ -36,21 +36,20 @@ USUAL = {
 
 
 class UsualTensorsLearn(Check):
-    """Matrices that were just drawn at random learn, added tokens too, and a model of transformers in its layers.
+    """Freshly initialised matrices and added tokens are trained, and so is some part of the layers.
 
-    Parameters are frozen by the attribute requires_grad of their own. Matrices with low-rank factors of their own are
-    frozen, and one of two such factors begins at 0. Another model that learns nothing was loaded.
+    Freezing sets requires_grad of each parameter, not of a module. A matrix with its own low-rank factors is frozen,
+    and one of its two factors starts at 0. A second model that does not learn has loaded weights.
     """
 
     needs = frozenset({"user_code"})
     convention = "random features may be fixed, and a head, norms or new tokens alone may be trained, on purpose"
-    meaning = f"""A new head was frozen with the base: a filter by name misses it. Or all layers were frozen, and
-    no adapters were added. Or requires_grad is set on a module, where requires_grad_(False) is to be called. Or tokens
-    were added beside adapters, which leave the embeddings as they were drawn. Or a table of positions is made of zeros
-    with requires_grad=False. Or a slice of the layers is the wrong way round, so that the last ones are frozen.
-    {BOTH_DRAWN} {NOT_LOADED}"""
-    remedy = """Print each parameter's name and requires_grad before the optimizer is made. Thaw the named tensors. Name
-    added tokens in LoraConfig's trainable_token_indices, or the embeddings in modules_to_save."""
+    meaning = f"""A name filter froze the new head along with the base. Or all layers are frozen, and no adapters were
+    added. Or the script sets a module's requires_grad instead of calling requires_grad_(False). Or tokens were added,
+    but with adapters their embeddings stay random. Or a position table is zeros with requires_grad=False. Or the slice
+    of frozen layers is reversed, and freezes the last ones. {BOTH_DRAWN} {NOT_LOADED}"""
+    remedy = """Print each parameter's name and requires_grad before you create the optimizer. Unfreeze the named
+    tensors. List added tokens in LoraConfig's trainable_token_indices, or the embeddings in modules_to_save."""
 
     def judge(self, trace: Trace) -> Finding:
         if others := [other.model for other in trace.records(evidence.OtherModelDrops) if other.drawn]:
@@ -77,44 +76,44 @@ class UsualTensorsLearn(Check):
 
 
 RARE = "classes may be so unequal that the first steps hold one alone, or be taken in turn"
-REREAD = "The loader's iterator is created anew in each step, or the batch is read before the loop."
-ONCE_A_STEP = "The next batch is fetched once in a step, not in the loop over its micro-batches."
-NO_TEXT = "Another column is given as the tokens, such as token_type_ids."
-COPIED = "The collator makes both inputs of a pair of one text."
-ONE_VIEW = "Both views of a row are one: the augmentation is called once, or it draws nothing."
-CONSTANT = "A constant, as of zeros_like, stands for the numbers that are drawn for rows, such as timesteps."
-READ_TWICE = "Both passes of a pair are given the same tokens, as after copy and paste."
-SHUFFLED = "Inputs or targets alone are put in another order, as by a permutation or a sort."
+REREAD = "Each step creates a new iterator, or the batch is read before the loop."
+ONCE_A_STEP = "The loop fetches one batch per step, not one per micro-batch."
+NO_TEXT = "Another column, such as token_type_ids, is passed as the tokens."
+COPIED = "The collator builds both inputs of a pair from one text."
+ONE_VIEW = "Both views of a row are identical: the augmentation runs once, or is not random."
+CONSTANT = "A constant, such as zeros_like, replaces the random numbers of rows, such as timesteps."
+READ_TWICE = "Both passes of a pair receive the same tokens, by copy and paste."
+SHUFFLED = "Only the inputs, or only the targets, are reordered, by a permutation or a sort."
 CONTROL = "targets may be exchanged on purpose, as for a control or a penalty"
 WITH_ITSELF = "a control may compare each row with itself"
 ONE_KIND = "all rows may have one speaker, one task or one noise level"
 VIEWS = "several views of one batch may be averaged"
-ONE_SLICE = "The targets are sliced without the batch's number, or read once before the loop."
+ONE_SLICE = "The targets are sliced without the batch index, or read once before the loop."
 NOISED = "one batch may be trained on with other noise, or another view, in each step"
 SORTED = "Rows are sorted by class and not shuffled, or all labels become one class."
 
 
 class BatchesChange(Check):
-    """Steps train on different batches, whose rows are of more than one class, and not sorted by class.
+    """Each step trains on a different batch, whose rows are neither all of one class nor sorted by class.
 
-    So do the micro-batches of a step whose losses are averaged, and the targets of different inputs. Targets come in
-    the order of their rows. Two inputs, as of a pair of answers or views, differ, and so do the tokens of a row. Where
-    each row has a number, it varies. rows_come_once compares the rows of language models.
+    Micro-batches whose losses are averaged differ, too. Different inputs have different targets, in the order of their
+    rows. The two inputs of a pair or of two views differ. No row repeats a single token. If each row has a number, it
+    varies. For language models rows_come_once compares the rows.
     """
 
     needs = frozenset({"unknown_rows"})
     convention = "one batch is overfitted on purpose, or the whole data set is one batch"
     meaning = f"""{REREAD} {ONCE_A_STEP} {SORTED} {ONE_SLICE} {SHUFFLED} {COPIED} {ONE_VIEW} {READ_TWICE} {NO_TEXT}
     {CONSTANT}"""
-    remedy = """Create the iterator once per epoch, and take the next batch in each step. Shuffle. Count the labels.
-    Give the model each text of a pair."""
+    remedy = """Create the iterator once per epoch, and take the next batch in each step. Shuffle the rows. Count the
+    labels. Pass both texts of a pair to the model."""
 
     min_steps: int = 3
     """Two steps may have equal batches by chance, in a data set of a few batches."""
     min_rows: int = 32
-    """Rows that are all of one class: a class of a tenth is absent from so many in one of 30 trainings."""
+    """Rows of one class needed for a suspicion. A class with a tenth of all rows is absent once in 30 trainings."""
     min_block: int = 12
-    """Rows of each class, on average, where each comes in one block: a sampler may take four of each in turn."""
+    """Mean length of a block, if each class is one block. A sampler may take four rows of each class in turn."""
 
     def judge(self, trace: Trace) -> Finding:
         given = trace.all(evidence.StepInputs)
@@ -166,16 +165,16 @@ class BatchesChange(Check):
 
 
 class InputsScaled(Check):
-    """The numbers that a model's first layer multiplies are near 1.
+    """The numeric inputs of a model's first layer have a size near 1.
 
-    A layer's initial weights are made for such inputs. A model that scales its input by itself is exempt.
+    Initial weights assume such inputs. A model that scales its own input is exempt.
     """
 
     needs = frozenset({"user_code"})
     without = (evidence.StepInputs, "no batch of a step was seen")
     convention = "a normalisation may follow the layer, or its weights may be made for these numbers"
-    meaning = """Pixels from 0 to 255 are not divided by 255, or are normalised as if they were. Or the mean and the
-    deviation of other inputs are not taken out."""
+    meaning = """Pixels from 0 to 255 are not divided by 255, or are normalised as if they were. Or other inputs are not
+    standardised to mean 0 and deviation 1."""
     remedy = "Scale the inputs to numbers near 1, in training and in evaluation alike."
 
     max_size: float = 50.0
@@ -211,35 +210,36 @@ class RandomnessVaries(Check):
         return self.at_most(alike, self.max_alike, detail)
 
 
-TOO_LONG = "The schedule counts micro-batches or every process, but advances with the optimizer: the rate hardly falls."
+TOO_LONG = "The schedule is made for micro-batches or all processes, but advances per step: the rate hardly falls."
 WARMUP_COPIED = "A warm-up in steps was copied from a longer training. The rate then hardly rises."
 NO_LENGTH = "num_training_steps is -1, or not more than the warm-up."
-DECAY_PER_BATCH = "A decay per epoch is stepped in each batch."
-TOO_SHORT = "The schedule counts one epoch, or epochs, but advances in each batch. The rate then is 0, or rises again."
+DECAY_PER_BATCH = "A per-epoch decay is stepped after each batch."
+TOO_SHORT = "The schedule is made for epochs, but advances with each batch. The rate stays 0, or rises again."
 COMES_AGAIN = "a rate may rest at its end, or a cosine come again, on purpose"
-NEVER_STEPPED = "Nothing calls the schedule's step, so that the rate stays where it is."
+NEVER_STEPPED = "Nothing calls the schedule's step(), so the rate never changes."
 
 
 class ScheduleEnds(Check):
-    """The learning rate schedule is stepped, and ends with its warm-up within the training.
+    """The learning rate schedule advances, and its length and warm-up fit the training.
 
-    A decay per epoch is not applied in each step.
+    A per-epoch decay is not applied in each step.
     """
 
     needs = frozenset({"user_code"})
     convention = "a trial of a few steps, or the first part of a longer training, leaves a schedule early"
     meaning = f"{TOO_LONG} {WARMUP_COPIED} {NO_LENGTH} {DECAY_PER_BATCH} {TOO_SHORT} {NEVER_STEPPED}"
-    remedy = """Divide the loader's length by the accumulation steps. Set the warm-up as a ratio. Step a schedule of
-    epochs after the loop over batches."""
+    remedy = """Divide the loader's length by the accumulation steps. Set the warm-up as a ratio. Step a per-epoch
+    schedule after the loop over batches."""
 
     max_ratio: float = 2.5
-    """Length of the schedule over the steps taken from it: 2 if it counts two accumulated micro-batches."""
+    """Length of the schedule over the steps that the training takes. It is 2 if the schedule counts two micro-batches
+    per step."""
     min_steps: int = 4
     """Optimizer steps. A shorter training counts as a trial."""
     max_after_end: float = 0.1
-    """Share of the steps behind the schedule's end. A last partial window adds a step or two."""
+    """Share of the steps after the schedule's end. A last partial window adds a step or two."""
     min_halving: float = 15.0
-    """Optimizer steps in which a decay without an end halves the rate. In epochs, a factor of 0.95 has 13.5."""
+    """Optimizer steps in which an endless decay halves the rate. A factor of 0.95 takes 13.5."""
 
     def judge(self, trace: Trace) -> Finding:
         still = [seen for seen in trace.records(evidence.ScheduleTaken) if seen.never]
@@ -316,15 +316,15 @@ class EvaluationRowsUnseen(Check):
 
 
 class SettingsUsual(Check):
-    """Settings lie within the range that published recipes span."""
+    """Each setting lies within the range of published recipes."""
 
     needs = frozenset({"user_code"})
     without = (evidence.SettingsGiven, "nobody read the settings")
     convention = "a study may take a setting to its extremes, or let norms decay"
-    meaning = """A number has another meaning: a share that is kept, a percent, a temperature in place of a scale. Or
-    two arguments are exchanged, or a digit is missing. Or the names that are to have no decay are those of another
-    model: its norms are not called LayerNorm."""
-    remedy = "Read what the library takes the argument for. Print it as the training has it."
+    meaning = """A number means something else here: the share that is kept, a percentage, a temperature instead of a
+    scale. Or two arguments are swapped, or a digit is missing. Or the names excluded from weight decay are another
+    model's: these norms are not called LayerNorm."""
+    remedy = "Look up what the library means by the argument. Print the value that the training uses."
 
     def judge(self, trace: Trace) -> Finding:
         settings = trace.one(evidence.SettingsGiven).settings

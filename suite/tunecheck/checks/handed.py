@@ -6,8 +6,8 @@ from tunecheck.core.finding import Finding
 from tunecheck.core.premises import Premise
 from tunecheck.core.trace import Trace
 
-BY_REFERENCE = "A best state is kept as model.state_dict(), whose tensors are the model's own and go on learning."
-ALL_FILTERED = "A filter keeps the keys that the model has, which is none of them: they have another prefix."
+BY_REFERENCE = "The best state is kept as model.state_dict(), whose tensors are the model's own and keep training."
+ALL_FILTERED = "A filter keeps only the model's keys. None is left, because all have another prefix."
 JUST_TAKEN = "a state dict that was taken just before may be loaded again unchanged"
 
 
@@ -33,40 +33,40 @@ class StateDictKeysMatch(Check):
             elif load.offered and not load.taken:
                 problems.append(f"{load.into}: none of {load.offered} tensors was loaded")
         if (own := [load for load in seen if load.itself]) and not problems:
-            detail = f"{own[0].into}: the {own[0].taken} loaded tensors are its own, with their present values"
+            detail = f"{own[0].into}: the {own[0].taken} loaded tensors are the model's own, with their present values"
             return self.unless({detail: BY_REFERENCE}, "", meant=JUST_TAKEN)
         if (empty := [load for load in seen if not load.offered]) and not problems:
-            detail = f"{empty[0].into}: an empty state dict is loaded, so that it keeps the weights that it had"
+            detail = f"{empty[0].into}: an empty state dict is loaded, so the weights do not change"
             return self.unless({detail: ALL_FILTERED}, "", meant="there may be no weights to load yet")
         return self.unless(problems, f"{sum(load.taken for load in seen)} tensors were loaded", compared=len(seen))
 
 
-OUT_OF_REACH = "The output ends in a tanh, a sigmoid or a cosine, and the targets are of another scale."
+OUT_OF_REACH = "The output ends in a tanh, a sigmoid or a cosine, whose range does not cover the targets."
 DOUBTFUL = {
     "exchanged": (
-        "scores whose classes and positions a view exchanges",
+        "scores whose classes and positions are mixed by a view",
         "scores may lie in that order",
-        "view(rows, classes, positions) mixes classes and positions, where transpose(1, 2) exchanges them.",
+        "view(rows, classes, positions) mixes classes and positions: use transpose(1, 2).",
     ),
     "cut_at_0": (
-        "functions of scores that are given none below 0",
+        "loss functions whose scores are never below 0",
         "scores may count evidence, which is never negative",
-        "The model ends in a ReLU, or another activation. Its scores then cannot say no, and many get no gradient.",
+        "The model ends in a ReLU or another activation. Its scores are never negative, and many get no gradient.",
     ),
     "parts_alike": (
         "pairs of cross entropies that train two parts of one output on the same targets",
         "an output may hold several models that are to learn the same",
-        "Copied code trains the scores of an answer's end on its start, or one head on another one's labels.",
+        "Copied code trains the end scores on the start labels, or one head on another head's labels.",
     ),
     "off_policy": (
         "losses of a policy whose clipped ratios are not 1 before the first step",
         "rows may be another policy's, as with replayed ones",
-        "Stored likelihoods are not those of the policy: other positions, another temperature, or other actions.",
+        "The stored log-probabilities are of other positions or actions, or at another temperature.",
     ),
     "without_reference": (
         "divergences of a policy from a reference that still equals it after some steps",
         "a reference may follow the policy in each step",
-        "The reference of the KL penalty is the policy itself: another name for it, where a copy is needed.",
+        "The reference of the KL penalty is the policy itself, not a deep copy of it.",
     ),
     "rewarded": (
         "divergences of a policy from a reference that the loss raises",
@@ -74,14 +74,14 @@ DOUBTFUL = {
         "The KL penalty has the wrong sign, so that distance from the reference is rewarded.",
     ),
     "unbounded": (
-        "losses of a policy of which the smaller one counts, clipped or not",
+        "policy losses that take the smaller one of clipped and unclipped",
         "a ratio may be bounded on the other side by a second clip",
-        "The clipped loss of a policy takes min where the terms are losses already, or max where they are gains.",
+        "The clipped policy loss takes min although its terms are losses, or max although they are gains.",
     ),
     "foreign": (
-        "losses whose targets are noise that the network's inputs do not hold",
+        "losses whose targets are noise that the network's inputs do not contain",
         "random numbers may be learned to measure a step's time",
-        "The noise is drawn again for the target, or its rows come in another order than in the input.",
+        "The target's noise is drawn anew, or its rows are in another order than the input's.",
     ),
     "of_itself": (
         "scores of rows with themselves, which are 1, or the highest of each row",
@@ -101,27 +101,27 @@ DOUBTFUL = {
     "over_positions": (
         "log-softmaxes over a row's positions, of scores of the vocabulary",
         "positions may compete for a token",
-        "A softmax in the loss, as of one distribution that kl_div compares, is over rows or positions, not classes.",
+        "A softmax in the loss, such as one of kl_div's inputs, runs over rows or positions, not over classes.",
     ),
     "flat": (
-        "log-softmaxes of scores within a range below 0.5, nearly flat at best",
+        "log-softmaxes of scores that span less than 0.5, so nearly uniform ones",
         "a high temperature may be meant",
-        "A temperature is taken for a scale: cosines are multiplied by 0.05, where they are to be divided by it.",
+        "A temperature is used as a scale: cosines are multiplied by 0.05, not divided by it.",
     ),
     "again": (
         "cross entropies of the same scores and targets as another one",
         "a loss may count twice, as that of symmetric scores does",
-        "One direction of a symmetric loss, or one head of several, is used twice in place of the other.",
+        "One direction of a symmetric loss, or one of several heads, is used twice instead of the other.",
     ),
     "mispaired": (
-        "losses of pairs whose positives are two other texts, though each text is encoded twice",
+        "pair losses whose positives are different texts, although each text is encoded twice",
         "a copy may be a negative on purpose",
         "The targets assume another order of the pairs in the batch: side by side, or one half after the other.",
     ),
     "softened": (
-        "divergences of outputs and targets that two temperatures soften",
+        "divergences of outputs and targets softened by two temperatures",
         "targets may be sharper on purpose",
-        "The temperature of a distillation divides the student's logits alone, or the teacher's.",
+        "The distillation temperature divides only the student's logits, or only the teacher's.",
     ),
     "crossed": (
         "losses of outputs and targets of different shapes, which torch broadcasts",
@@ -133,18 +133,18 @@ DOUBTFUL = {
 
 
 class LossReceivesLogits(Check):
-    """Loss functions of torch receive what they are defined for.
+    """torch's loss functions receive the kind of input that they are defined for.
 
-    Cross entropies and log-softmaxes receive logits, not probabilities, and scores of other rows, not of rows with
-    themselves. Losses of pairs receive targets of -1 and 1, binary cross entropies those from 0 to 1. Most targets
-    lie where outputs can reach. kl_div receives two distributions over one axis. Noise that is to be found is in an
-    input. The clipped ratios of a policy begin at 1, and bound its gain. Its distance from a reference raises the loss.
+    Cross entropy and log-softmax receive logits, not probabilities, and no score of a row with itself. Pair losses
+    receive targets of -1 and 1, binary cross entropy targets from 0 to 1. Most targets are within the outputs' range.
+    Both inputs of kl_div are distributions over one axis. Noise to be predicted is part of an input. A policy's clipped
+    ratios start at 1 and limit its gain. Its distance from a reference raises the loss.
     """
 
     needs = frozenset({"user_code"})
-    meaning = f"""The model or the loss applies a softmax or a sigmoid before a loss function that applies its own.
-    Gradients are then small, and the loss cannot come near 0. Or the targets of a loss of pairs are 0 and 1: pairs with
-    0 teach nothing, or the wrong thing. {" ".join(cause for *_, cause in DOUBTFUL.values())} {OUT_OF_REACH}"""
+    meaning = f"""A softmax or sigmoid runs before a loss function that applies its own. Gradients are then small, and
+    the loss stays away from 0. Or a pair loss has targets of 0 and 1: pairs with 0 teach nothing, or the wrong thing.
+    {" ".join(cause for *_, cause in DOUBTFUL.values())} {OUT_OF_REACH}"""
     remedy = """Pass logits to cross_entropy and binary_cross_entropy_with_logits. Pass log-probabilities to nll_loss.
     Use targets of -1 and 1 for losses of pairs. Score queries against documents. Mask the diagonal of scores among
     rows. Squeeze outputs to the shape of their targets. Scale targets to the range of the outputs."""
@@ -168,7 +168,7 @@ class WorkersDiffer(Check):
     """Workers that iterate over a data set of their own yield different batches."""
 
     needs = frozenset({"user_code"})
-    meaning = "An IterableDataset does not split its rows among num_workers, so that each worker yields all of them."
+    meaning = "An IterableDataset does not split its rows among num_workers, so each worker yields all of them."
     remedy = "Call torch.utils.data.get_worker_info() in __iter__, and take every num_workers-th row."
 
     min_rounds: int = 2
@@ -183,21 +183,21 @@ class WorkersDiffer(Check):
 
 ONE_MEAN = Premise.CAUSAL_LM, Premise.TOKEN_MEAN_LOSS, Premise.GRADIENT_SUMMED
 """What holds if all losses are means of one kind."""
-SUMMED_IN_LOOP = "A loop calls backward on the mean of each micro-batch, and divides none of them by their number."
+SUMMED_IN_LOOP = "The loop calls backward on each micro-batch's mean loss without dividing it by their number."
 SUM_MEANT = "the losses of several tasks may be meant to add up; Adam takes the same step for a larger gradient"
 
 
 class LossNormalisedOverAccumulation(Check):
-    """The loss is normalised over the accumulation window, by the Trainer, by compute_loss or by the loop."""
+    """With gradient accumulation, the loss is averaged over the step, by the loop, the Trainer or compute_loss."""
 
     needs = frozenset({"user_code"})
     without = (LossDivided, "no step has several micro-batches, or a library computes the loss")
     premises_to_fail = frozenset({Premise.GRADIENTS_UNEDITED})
-    meaning = f"""{SUMMED_IN_LOOP} compute_loss or the model's head ignores num_items_in_batch, as transformers 5.23
-    does for classification and BERT (its issue 47688). Since 4.46 the Trainer leaves the division to it."""
-    remedy = """In a loop, divide each loss by the number of micro-batches. In a Trainer, divide a sum over tokens by
-    num_items_in_batch, or a mean by self.current_gradient_accumulation_steps. Or let the Trainer divide: set
-    loss_is_scaled_for_ga to False, in older versions model_accepts_loss_kwargs."""
+    meaning = f"""{SUMMED_IN_LOOP} Or compute_loss or the model's head ignores num_items_in_batch, and the Trainer
+    leaves the division to them, as with classes and BERT in transformers 5.23 (its issue 47688)."""
+    remedy = """In a loop, divide each loss by the number of micro-batches. In compute_loss, divide a sum over tokens by
+    num_items_in_batch, or a mean by self.current_gradient_accumulation_steps. Or make the Trainer divide: set its
+    loss_is_scaled_for_ga (in older versions model_accepts_loss_kwargs) to False."""
 
     def judge(self, trace: Trace) -> Finding:
         seen = trace.all(LossDivided)
@@ -208,7 +208,8 @@ class LossNormalisedOverAccumulation(Check):
         given = [step.digests for step in trace.records(StepInputs) if not step.opaque]
         again = bool(given) and all(len(digests) > len({*digests}) == 1 for digests in given)
         required(not again, "the passes of a step are over the same rows, as in adversarial training")
-        detail = f"{several} micro-batches per step, divided by {seen[0].by or 'nothing: their losses are summed'}"
+        divided = f"divided by {seen[0].by}" if seen[0].by else "whose losses are summed, not averaged"
+        detail = f"{several} micro-batches per step, {divided}"
         declared = trace.run.training.gradient_accumulation_steps > 1
         one_mean = all(map(trace.holds, ONE_MEAN)) and seen[0].passes == 1
         meant = "" if declared or one_mean else SUM_MEANT

@@ -38,17 +38,17 @@ class LossFalls(Check):
 
 COMES_BACK = "a loss may be bounded, or be compared with a copy that is renewed on purpose"
 MAY_RISE = "a task may get harder, as with an adversary, a curriculum, or a term whose weight grows"
-NOTHING_LEFT = "A mask of the loss is 0 everywhere, a batch holds one pair, or a cross entropy is of one output."
+NOTHING_LEFT = "The loss mask is 0 everywhere, a batch holds a single pair, or a cross entropy has a single class."
 OVERSHOOTS = "The learning rate is too high for these weights, and each step overshoots."
 
 
 class LossMoves(Check):
-    """The loss moves if rates and gradients are large enough for it. It does not come back, nor rise to a multiple.
+    """The loss changes if learning rates and gradients are large enough to change it. It does not return to its first
+    value, nor rise to a multiple of it.
 
-    A step against the gradient lowers the loss by at least rate times gradient norm, with Adam and with clipping. It is
-    rate times norm squared if that is less. A zero loss with a gradient is not judged: it may be a policy on its own
-    samples. Later steps do not have the first one's loss to the last digit. Some steps may have no gradient, as equally
-    good answers teach nothing. Not all may.
+    Each step should lower the loss by rate times gradient norm, or by rate times norm squared if that is less. A zero
+    loss with a gradient is not judged: a policy on its own samples has one. No later step repeats the first loss to the
+    last digit. Some steps may have no gradient, as equally good answers teach nothing. Not all may.
     """
 
     needs = frozenset({"user_code", "several_steps"})

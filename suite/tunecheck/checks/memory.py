@@ -73,7 +73,7 @@ class MemoryFlat(Check):
     """The number of bytes in use is constant at the same point of each step after the warm-up.
 
     On a GPU the check reads the allocator after every step. On the CPU it counts the tensors that Python reaches after
-    some steps. Both belong to this process alone, so that other GPU processes do not matter.
+    some steps. Both cover only this process, so other GPU processes do not matter.
     """
 
     needs = frozenset({"many_steps"})
@@ -87,7 +87,7 @@ class MemoryFlat(Check):
     max_rise_bytes: float = 65536.0
     """Bytes over the whole run. A healthy step ends with up to ten unread losses and norms (512 bytes each) and one
     window of tokens (24 bytes each). At 512 tokens this is under 40 KiB. Twenty healthy runs of a tiny model on the CPU
-    ended within 29 KiB of level. 30 steps at 4 KiB are 120 KiB."""
+    ended within 29 KiB of their level. 30 steps at 4 KiB are 120 KiB."""
     max_p: float = 1e-3
     """Probability that a series without a trend looks like this one (Mann-Kendall)."""
 
@@ -205,7 +205,8 @@ class CardReturnsToBaseline(Check):
 
     max_growth_mib: float = 64
     """Growth of the memory that the driver reports for the whole GPU, without other processes. A CUDA context takes
-    several times as much. Not measured on a GPU yet. Windows take memory, too: only a process that is left fails."""
+    several times as much. Not measured on a GPU yet. Desktop windows take memory, too: only a leftover process
+    fails."""
 
     def judge(self, trace: Trace) -> Finding:
         watched = [(attempt, seen) for attempt in trace.attempts if (seen := telemetry(attempt)) is not None]

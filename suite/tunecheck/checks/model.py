@@ -61,14 +61,14 @@ NAMES_OF_OTHERS = "one list of names may serve models of several architectures"
 WITHOUT_DROPOUT = "a policy, or a small model with much data, may train in eval mode to disable dropout"
 FROM_SCRATCH = "a model may be trained from scratch, and take its configuration alone from that folder"
 WITHOUT_STATISTICS = "a network may be built to do without the statistics of its normalisations"
-UNCALIBRATED = "A normalisation is set to eval mode before it has seen a batch, so that it normalises nothing."
-NEVER_EVAL = "Nothing calls model.eval() before an evaluation, whose numbers are then noisy and too bad."
-LEFT_IN_EVAL = "Nothing calls model.train() after an evaluation, so that dropout is off for the rest of the training."
+UNCALIBRATED = "A normalisation layer is in eval mode before it has seen a batch, so it normalises nothing."
+NEVER_EVAL = "Nothing calls model.eval() before an evaluation, so its results are noisy and too bad."
+LEFT_IN_EVAL = "Nothing calls model.train() after an evaluation, so dropout is off for the rest of the training."
 QUIET_PHASE = "a script may end its training without dropout, or with the statistics of its norms frozen"
 NOISY_EVALUATION = "noise in passes without gradients may be meant, as for an uncertainty or a second view"
 NOISY_TEACHER = "noise in a teacher's answers may be meant, as in a mean teacher or for an uncertainty"
 TEACHER_TRAINING = "A teacher or a reference model is in train mode: nothing calls its eval()."
-NEVER_TRAINING = "Nothing calls model.train() after model.eval(), or after from_pretrained, which returns eval mode."
+NEVER_TRAINING = "Nothing calls model.train() after model.eval(), or after from_pretrained, which sets eval mode."
 IN_EVAL = "in eval mode"
 
 
@@ -76,7 +76,7 @@ class StateInTraining(Check):
     """In every forward pass of every step the model is in train mode, adapters are on, and gradients are required.
 
     Autocast, attention, gradient checkpointing, the precision of fp32 products and the adapters' scale keep their
-    configured values, in a resumed run too. A loop evaluates a model that drops in eval mode.
+    configured values, in a resumed run too. A loop evaluates a model with dropout in eval mode.
     """
 
     needs = frozenset({Premise.ADAPTERS_ENUMERATED})
@@ -86,7 +86,7 @@ class StateInTraining(Check):
     remedy = "Call model.train() before training and after evaluations. Check what runs before the named step."
 
     min_quiet: int = 8
-    """Batches at the end of a loop's training, of which the model learns without dropout as it did with it before."""
+    """Batches that a loop trains without dropout at its end, after it trained with dropout before."""
 
     def judge(self, trace: Trace) -> Finding:
         steps = _last_of_each_step(trace.all(evidence.TrainingState))
@@ -162,7 +162,7 @@ def _switches(state: evidence.TrainingState) -> Iterator[tuple[tuple[str, ...], 
     yield state.settings, ""
 
 
-TENSORS_COUNTED = "The count is of tensors instead of elements."
+TENSORS_COUNTED = "Tensors were counted, not their elements."
 
 
 class ParametersCounted(Check):
@@ -171,7 +171,7 @@ class ParametersCounted(Check):
     needs = frozenset({Premise.COUNT_DECLARED})
     convention = "a model may be changed after it was built from its configuration"
     meaning = f"{TENSORS_COUNTED} An adapter has another rank. Layers are missing. A tied matrix exists twice."
-    remedy = "Count elements, not tensors. Check `tunecheck strategies MODEL`, the layers' number and the tied head."
+    remedy = "Compare with `tunecheck strategies MODEL`. Check the number of layers and the tied head."
 
     def judge(self, trace: Trace) -> Finding:
         censuses = trace.all(evidence.Census)
@@ -207,7 +207,7 @@ class QuantizationAsConfigured(Check):
     needs = frozenset({"quantized", Premise.CAUSAL_LM})
     meaning = """Some or all layers bypassed 4-bit loading. The quantisation type differs from the configured one. A
     product keeps the weight that it unpacks, which costs the memory that 4 bit should save."""
-    remedy = "Pass the quantization config to from_pretrained, with type and compute dtype: else they are fp4 and fp32."
+    remedy = "Pass a quantization config to from_pretrained, with type and compute dtype: defaults are fp4 and fp32."
 
     def judge(self, trace: Trace) -> Finding:
         seen, wanted = trace.one(evidence.Quantization), recorded(trace.run.quantization, "the run has no quantization")
@@ -244,7 +244,7 @@ class BaseMatchesFile(Check):
     convention = "weights may be changed after loading, as where a layer begins anew"
     meaning = f"""Weights were not loaded, were loaded into the wrong place, or were overwritten by a later
     initialisation. Generated text is then noise. {UNTRAINED_TOKENS}"""
-    remedy = "Compare the named tensors with the file. Update transformers. Call no init_weights after from_pretrained."
+    remedy = "Compare the named tensors with the file. Update transformers. Do not call init_weights after loading."
 
     max_error_nf4: float = 0.14
     """Relative error of an nf4 tensor in blocks of 64: 0.091 to 0.113 over the 210 tensors of SmolLM2-135M, 24 rows of
@@ -300,7 +300,7 @@ class BaseUntouched(Check):
 
     needs = frozenset({"frozen", Premise.BASE_UNWRITTEN})
     meaning = "The base was trained, repacked or merged into. Or memory was corrupted."
-    remedy = "All quantised tensors after an evaluation point to a repacking kernel, a single one to hardware."
+    remedy = "If an evaluation changed all quantised tensors, suspect a repacking kernel. If one, suspect hardware."
 
     def judge(self, trace: Trace) -> Finding:
         seen = trace.one(evidence.Movement)
@@ -320,7 +320,7 @@ class WeightsChangeOnlyInSteps(Check):
     """
 
     needs = frozenset({Premise.TRAINED_UNWRITTEN})
-    meaning = "An evaluation, a save or a callback wrote to trained weights: an average, a cast, another step's."
+    meaning = "An evaluation, a save or a callback wrote to trained weights: an average, a cast, or older weights."
     remedy = "Check what runs before the step that the finding names, and make it work on a copy."
 
     def judge(self, trace: Trace) -> Finding:

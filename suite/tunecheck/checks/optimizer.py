@@ -16,17 +16,17 @@ from tunecheck.core.snapshot import TrainingSnapshot
 from tunecheck.core.text import counted
 from tunecheck.core.trace import ADAMW, Trace
 
-OUTDATED = "The optimizer was built before the model was wrapped, loaded or resized, and holds tensors out of use."
-LEFT_OUT = "The list of its tensors leaves some out: a filter drops them, or a generator was exhausted before."
+OUTDATED = "The optimizer was built before the model was wrapped, loaded or resized, and holds stale tensors."
+LEFT_OUT = "Its parameter list is incomplete: a filter drops some, or a generator was already exhausted."
 MOST_REST = "most of a model may rest under a new head, or beside factors of LoRA, without being frozen"
 TWO_GROUPS = "Two parameter groups list the same tensor."
-OTHER_SETTINGS = "The optimizer is built elsewhere than declared, with other settings."
+OTHER_SETTINGS = "The optimizer is not the declared one: other code builds it, with other settings."
 
 
 class OptimizerCoverage(Check):
     """The optimizer holds every trainable tensor exactly once, by identity, and nothing else.
 
-    A script's own optimizer may also hold frozen tensors, which it skips without a gradient, and tensors of a loss.
+    A script's own optimizer may also hold frozen tensors, which it skips without a gradient, and a loss's parameters.
     """
 
     needs = frozenset({Premise.GROUPS_DECLARED})
@@ -141,17 +141,17 @@ class LearningRateTrace(Check):
         return self.at_most(error, self.max_error, detail)
 
 
-NEVER_STEPS = "The loop computes gradients for an optimizer, and never calls its step."
-NEVER_LEARNS = "The loop steps an optimizer whose tensors are outside of every loss."
+NEVER_STEPS = "The loop computes gradients for an optimizer, but never calls its step()."
+NEVER_LEARNS = "The loop steps an optimizer whose tensors are part of no loss."
 LATER = "a further optimizer may be made for a later part of the training"
-SAME_TENSORS = "An optimizer is made of the tensors of another one's model, as after copy and paste."
-MADE_ANEW = "The optimizer is made within the loop, so that its averages begin at 0 in each step."
+SAME_TENSORS = "By copy and paste, an optimizer holds the tensors of another one's model."
+MADE_ANEW = "The loop creates the optimizer anew in each step, so its averages restart at 0."
 
 
 class StepsApplied(Check):
     """The run takes every configured step, and applies nearly all of them at a rate above 0.
 
-    Each further optimizer steps, too, if its tensors receive gradients, and they do if it steps.
+    Every further optimizer steps if its tensors receive gradients, and they receive gradients if it steps.
     """
 
     needs = frozenset()
@@ -274,16 +274,16 @@ ROUNDED_AWAY = "an optimizer may accumulate rounded updates; the end of a schedu
 SAVES_MEMORY = "weights may be kept in 16 bit without a copy in fp32, to save memory"
 STOPPED = "a part may be kept as it is by stop-gradient, as a target or a feature extractor is"
 MONITORED = "a loss may be computed to be shown, or for a later phase of the training"
-NOT_ADDED = "A loss is computed for these parts. The loss that is differentiated leaves it out, or adds its item()."
+NOT_ADDED = "A loss is computed for these parts, but the loss of backward() leaves it out, or adds its item()."
 UNREGISTERED = "Layers are in a plain list, not in a ModuleList. Or the loss has parameters of its own."
 KEPT_APART = "a part may be kept out of the model's state on purpose, as a fixed critic is"
 NO_GRADIENT = "A part of the model is outside the forward pass, runs under no_grad, or has its result detached."
-NOT_CALLED = "Data lack what a part is for, as pictures. Or adapters match more linears than those of the text."
+NOT_CALLED = "The data lack a part's input, such as pictures. Or adapters also match linears outside the text model."
 WITHOUT_PICTURES = "a model of pictures and text may be trained with text alone"
-TWICE_CALLED = "One part is called in place of another one, as after copy and paste: a student as its own teacher."
+TWICE_CALLED = "By copy and paste, one part is called instead of another, such as a student as its own teacher."
 SHARED = "a part may serve for both on purpose"
 RATE_0 = "The learning rate is 0."
-BOTH_0 = "Both factors of a product begin at 0, so that neither gets a gradient."
+BOTH_0 = "Both factors of a product start at 0, so neither gets a gradient."
 MAY_WAKE = "a part may begin to learn later, or be kept out by a factor of 0"
 ROUNDS = "16-bit weights round small updates away."
 CUT_OFF = {
@@ -311,7 +311,7 @@ class TrainableMoved(Check):
     min_share_16bit_weights: float = 0.1
     """The same with adapter_dtype: model in 16 bit, which loses small updates: 0.35 measured after four steps."""
     min_never_stepped: int = 8
-    """Optimizer steps, all of a training, in which a schedule that holds the rate at 0 is never stepped."""
+    """Optimizer steps of a whole training whose schedule holds the rate at 0 and is never stepped."""
     min_share_of_16bit_steps: float = 0.5
     """Share of the elements with a gradient that the best step changes, in a watched training of 16-bit weights.
     Arithmetic gives 0.6 at a rate of 5e-5 for weights with a standard deviation of 0.02, 0.2 at 2e-5, 0.02 at 2e-6."""

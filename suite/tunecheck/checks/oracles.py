@@ -23,8 +23,8 @@ from tunecheck.core.trace import WITH_FIRST_LABELS, Trace
 
 NORMALISED = "The loss is divided twice, or not at all, by accumulation steps, processes or tokens."
 ROUNDED = "The loss is computed or summed in 16 bit."
-AVERAGED = "Micro-batch means are averaged, whatever their token counts."
-INCOMPLETE = "The first or last window of an epoch has fewer micro-batches, each divided as in a full window."
+AVERAGED = "Micro-batch means are averaged although token counts differ."
+INCOMPLETE = "The first or last window of an epoch has fewer micro-batches, but is divided like a full one."
 COUNTS_LESS = "an incomplete window may count less on purpose"
 
 
@@ -36,9 +36,8 @@ class LossOracle(NumericCheck):
         *(Premise.TOKEN_MEAN_LOSS, Premise.LOSS_UNSCALED, Premise.LOSS_REPEATABLE),
     }
     premises_to_fail = frozenset({Premise.WEIGHTS_STILL})
-    meaning = f"""Labels are shifted twice or not at all. Padding counts in its mean. {AVERAGED} {NORMALISED}
-    {INCOMPLETE} Declared label smoothing is missing. A wrong mask or wrong positions change the model's output.
-    {ROUNDED}"""
+    meaning = f"""Labels are shifted twice or not at all. The mean counts padding. {AVERAGED} {NORMALISED} {INCOMPLETE}
+    Declared label smoothing is missing. A wrong mask or wrong positions change the model's output. {ROUNDED}"""
     remedy = """Compare the two losses. A ratio near the accumulation steps points to the normalisation, any other value
     to the labels. Fix mask_and_positions first if it failed."""
 
@@ -192,14 +191,14 @@ class WindowGradient(NumericCheck):
 
 
 class AccumulationOracle(WindowGradient):
-    """The gradient of a step is the sum of its rows' gradients over the supervised tokens, however rows are batched."""
+    """A step's gradient is that of the mean loss over its supervised tokens, however its rows are batched."""
 
     needs = LossOracle.needs | {Premise.LOSS_UNSMOOTHED, Premise.GRADIENT_WHOLE}
     premises_to_fail = UNCHANGED
     meaning = f"""{AVERAGED} {NORMALISED} Gradients are not cleared. Padding or another row leaks in. Gradients are
     scaled. The loss has low precision. There is no gradient at all."""
-    remedy = """Compare the errors of the tensors. An error near 1 everywhere means a wrong scale or stale gradients, a
-    small one everywhere wrong row weights."""
+    remedy = """Compare the errors of the tensors. An error near 1 everywhere means a wrong scale or stale gradients; a
+    small one everywhere means wrong row weights."""
 
     worst_tensor_factor: float = 4.0
     """Error of a single tensor over that of the whole gradient."""

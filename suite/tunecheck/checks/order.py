@@ -25,7 +25,7 @@ SCHEDULE_EARLY = "the schedule is stepped before the optimizer, which skips its 
 SCHEDULE_TWICE = "the schedule is stepped twice per optimizer step"
 SCHEDULE_AHEAD = "the schedule has one step per optimizer step, but is stepped more often"
 UNPREPARED = "the optimizer steps while accelerate accumulates gradients"
-NOT_YET = "the schedule advances after each micro-batch: whether it is made for that shows when the training has ended"
+NOT_YET = "the schedule advances after each micro-batch; only the training's end shows if it is made for that"
 NOT_RESTORED = "weights are moved between two backward passes, and not moved back before the optimizer steps"
 NEVER_ALLOCATED = "AdaLoRA's update_and_allocate is never called, so no rank is pruned"
 MEANT = {
@@ -44,7 +44,7 @@ CAUSES = {
     TWICE: "The loop or a callback steps the optimizer a second time.",
     SCHEDULE_TWICE: "The loop or a callback steps the schedule a second time.",
     EARLY: "The optimizer steps within an accumulation.",
-    UNPREPARED: "The optimizer was not given to accelerator.prepare, which leaves out its steps until then.",
+    UNPREPARED: "The optimizer was not passed to accelerator.prepare, so it steps while gradients accumulate.",
     SCHEDULE_EARLY: "scheduler.step runs before optimizer.step.",
     SCHEDULE_AHEAD: "The schedule is stepped once per micro-batch.",
     CLIPPED_EARLY: "Clipping runs after each micro-batch.",
@@ -77,7 +77,7 @@ class CallsInOrder(Check):
     """
 
     needs = frozenset({Premise.GRADIENT_WHOLE})
-    meaning = " ".join(CAUSES.values())
+    meaning = " ".join(dict.fromkeys(CAUSES.values()))
     remedy = """Order each step: backward of every micro-batch, scaler.unscale_, clip_grad_norm_, optimizer.step
     (through scaler.step), scheduler.step, zero_grad. Call AdaLoRA's update_and_allocate before zero_grad; in a Trainer,
     use a callback's on_optimizer_step."""

@@ -266,7 +266,7 @@ class DropoutDiffersByRank(Check):
 
     across_ranks = True
     needs = frozenset({"parallel", "dropout", "suite_rows"})
-    meaning = "All ranks have one seed, and drop the same activations: their average is as noisy as one rank's."
+    meaning = "All ranks share one seed and drop the same activations, so their average is as noisy as one rank's."
     remedy = "Add the rank to the seed, after creating the weights."
 
     def judge(self, trace: Trace) -> Finding:

@@ -10,13 +10,13 @@ from tunecheck.core.row_spans import BEGUN_LATE, MAY_BEGIN_LATE
 from tunecheck.core.trace import Trace
 
 SHIFTED_TWICE = "The data set or the collator shifts labels, and the loss shifts them again."
-COPIED = "The targets are read from the column of the inputs, so that the model learns to repeat its input."
-MASK_IN_USE = "The id that is to mark masked positions is one of a real token."
-UNMASKED = "Labels are not set to the ignored index where a token was not masked."
+COPIED = "The targets are read from the input column, so the model learns to repeat its input."
+MASK_IN_USE = "The id that marks masked positions belongs to a real token."
+UNMASKED = "Labels of unmasked tokens are not set to the ignored index."
 MARKED = "a word may be replaced by a token that texts have, such as the unknown one"
 REPEATS = "an autoencoder is to repeat its input, and a correction may change little"
-SEEN = "A mask that is not causal, or another operation across positions, shows the target."
-SHIFTED_BACK = "Inputs and targets are exchanged: ids[:, 1:] is read, and ids[:, :-1] is its target."
+SEEN = "A non-causal mask, or another operation across positions, reveals the target."
+SHIFTED_BACK = "Inputs and targets are swapped: the model reads ids[:, 1:] and predicts ids[:, :-1]."
 BACKWARDS = "a model may read its rows from their ends"
 FURTHER_AHEAD = "a head may predict a token further ahead, as in multi-token prediction"
 PADDING_ENDS = "the first token of padding may stand for a row's end"
@@ -27,10 +27,10 @@ ONE_OFF = {
 """Field of PositionGradients to what it shows."""
 OTHER_WEIGHTS = "a loss may weigh the tokens of an answer on purpose"
 LEARNED_ALIKE = "Padding, placeholders or padded labels of CTC are learned. Or the vocabulary lacks most words."
-OVER_ALL = "A mean runs over all positions, as mean() of losses that a mask has multiplied."
+OVER_ALL = "A mean runs over all positions, such as mean() of masked losses."
 CONSTANT = "a loss may be divided by its batch's shape on purpose, as by a constant"
 RESTS = "a signal may rest, as silence does, and classes may be unequal"
-MASK_OFF = "A mask of answers is one position off from the scores that it is multiplied with."
+MASK_OFF = "The answer mask is one position off from the scores that it multiplies."
 
 
 def _sums(steps: Sequence[PositionGradients], *fields: str) -> list[int]:
@@ -38,10 +38,10 @@ def _sums(steps: Sequence[PositionGradients], *fields: str) -> list[int]:
 
 
 class NoLossOnPadding(Check):
-    """Padded positions contribute no gradient, and no row's last token is asked for what follows it.
+    """Padded positions contribute no gradient, and no row's last token has to predict padding.
 
-    A loss that selects one position out of all positions is exempt. Others are divided by the positions that learn.
-    Targets of a vocabulary of more than 256 tokens are not one token again and again, nor mostly one token, nor
+    A loss that picks one position out of all is exempt. Others are divided by the number of positions that learn. With
+    more than 256 tokens in the vocabulary, targets are not long runs of one token, nor mostly one token, nor mostly
     unknown.
     """
 
@@ -53,17 +53,17 @@ class NoLossOnPadding(Check):
     max_share: float = 1e-3
     """Share of the gradient's norm. It is exactly 0 without loss on padding, 0.02 with one label on it in four rows."""
     max_asked_share: float = 0.5
-    """Share of the rows with padding behind them whose last token is asked for it. It is 0 or 1."""
+    """Share of the right-padded rows whose last token has to predict padding. It is 0 or 1."""
     min_rows: int = 4
-    """Rows with padding behind them needed for a share."""
+    """Right-padded rows needed for a share."""
     max_runs_share: float = 0.25
-    """Runs of at least 16 equal targets over rows. A text has such a run now and then, as a table."""
+    """Runs of at least 16 equal targets over rows. A text, such as a table, has one now and then."""
     max_alike_share: float = 0.9
     """Share of the targets that are one token. A stop word is one in twenty."""
     max_unknown_share: float = 0.5
     """Share of the targets that are the tokenizer's unknown token."""
     min_alike: int = 8
-    """Runs, or rows of CTC, needed for a question; of targets as many times as many."""
+    """Runs, or CTC rows, needed for a suspicion; its square is the number of targets needed."""
 
     def judge(self, trace: Trace) -> Finding:
         steps = trace.records(PositionGradients)
@@ -100,28 +100,28 @@ class NoLossOnPadding(Check):
         return self.at_most(worst.padding_share, self.max_share, detail, meant=meant)
 
 
-OTHER_MASK = "Another tensor is passed as the mask, or it is made for other tokens."
-PADDED_RIGHT = "A decoder's prompts are padded on the right, so that it goes on behind padding."
+OTHER_MASK = "Another tensor is passed as the mask, or the mask belongs to other tokens."
+PADDED_RIGHT = "A decoder's prompts are padded on the right, so generation continues padding."
 MAY_GO_ON = "a model may be trained to answer at a fixed position"
 MAY_HIDE = "a script may hide tokens on purpose, so that the model does without them"
 
 
 class PaddingHidden(Check):
-    """Attention in both directions does not read padded positions, and reads all others.
+    """Bidirectional attention reads no padded position, and all others.
 
-    Not judged for causal models, whose rows are padded on the right: no token reads what is behind it. But they
-    generate behind text, not behind padding.
+    In causal models with right padding no token reads later ones, so there the check only asks whether generation
+    continues text, not padding.
     """
 
     needs = frozenset({"user_code"})
     convention = "a model may learn to ignore its padding where every row is filled up to one length"
-    meaning = f"""The model is called without attention_mask, or with one of ones. Results of a row then depend on the
-    rows with which it is padded. {OTHER_MASK} {PADDED_RIGHT}"""
+    meaning = f"""The model is called without attention_mask, or with all ones. A row's results then depend on its
+    padding. {OTHER_MASK} {PADDED_RIGHT}"""
     remedy = """Pass the tokenizer's attention_mask to the model, through the data set, the collator and each wrapper.
     To generate, set padding_side="left"."""
 
     max_hidden_share: float = 0.1
-    """Share of the positions that hold text."""
+    """Share of the text positions that the mask hides."""
 
     def judge(self, trace: Trace) -> Finding:
         inputs = trace.records(StepInputs)
@@ -140,10 +140,10 @@ class PaddingHidden(Check):
         return self.found(not shown, detail, measured=shown, limit=0)
 
 
-DETACHED = "The results of a pass are detached, turned into numbers, or overwritten by those of the next pass."
+DETACHED = "A pass's results are detached, converted to numbers, or overwritten by the next pass."
 FOR_A_METRIC = "a pass may be made for a metric alone, though it then needs no gradients"
 INVERTED = "The mask of answers is inverted."
-TAGS_OFF = "Tags of words are off: a row's first special token, or the tokens of a longer word, are not counted."
+TAGS_OFF = "Word tags are misaligned: the first special token, or the further tokens of a word, are not counted."
 TAGGED = {
     "tags_early": ("marked", "from its first mark on, and neither its last mark nor the token before"),
     "tags_late": ("marked", "from the second token behind its first mark on"),
@@ -153,27 +153,27 @@ TAGGED = {
 
 
 class RowsReachLoss(Check):
-    """The loss uses each forward pass, and a position of a causal model that sees the most of each row.
+    """The loss uses every forward pass, and in a causal model positions that see most of their row.
 
-    A position sees nothing behind it. Tokens behind the last position that the loss uses change no gradient. A pass
-    that is made with gradients gets one. Where a row begins with a prompt, the loss uses the answer from its beginning.
-    The tags of an encoder begin at the first word.
+    A causal model's positions do not see later tokens, so tokens after the last position in the loss change no
+    gradient. A pass with gradients enabled receives one. After a prompt, the loss uses the answer from its first token.
+    An encoder's tags begin at the first word.
     """
 
     needs = frozenset({"user_code"})
     convention = "a later part of each row may be context for nothing, such as turns that are not learned"
-    meaning = f"""The first position of a causal model is used as the summary of its row, as in BERT. Or an index of the
-    last token is taken from the other side. {INVERTED} {BEGUN_LATE} {DETACHED} {TAGS_OFF}"""
+    meaning = f"""A causal model's first position is used as the summary of its row, as in BERT. Or the index of the
+    last token counts from the wrong end. {INVERTED} {BEGUN_LATE} {DETACHED} {TAGS_OFF}"""
     remedy = "Use the last token of each row, at attention_mask.sum(1) - 1 if rows are padded on the right, or a mean."
 
     max_unseen_share: float = 0.5
-    """Share of the tokens behind the last used position. It is near 0 if labels or the head use the end of a row."""
+    """Share of the tokens after the last used position. It is near 0 if labels or the head use the end of a row."""
     min_tokens: int = 16
     """Tokens needed for a share."""
     min_steps: int = 3
     """Steps that must each leave a pass without a gradient."""
     min_rows: int = 8
-    """Rows that are all learned at their beginning alone, or tagged rows needed for a share."""
+    """Rows, all learned only at their beginning, or tagged rows needed for a share."""
     max_off_share: float = 0.9
     """Share of the tagged rows. A mark may be tagged as well, and some rows end with an untagged part of a word."""
 
@@ -227,9 +227,9 @@ class NoTargetLeakage(Check):
     max_unmasked_share: float = 0.5
     """Share of the positions that a masked model learns. BERT shows one in ten its own token."""
     max_copied_share: float = 0.75
-    """Share of the targets that stand in their input, at its beginning or as half of it. An extract is shorter."""
+    """Share of the targets that copy their input's beginning, or at least half of it. An extract is shorter."""
     min_copied: int = 8
-    """Those needed for a share."""
+    """Copied targets needed for a share."""
     max_seeing_share: float = 0.5
     """Share of the rows whose next token was exchanged. It is 0 for a causal model and 1 without a mask. Experts with a
     capacity may drop another token."""

@@ -162,7 +162,7 @@ MAY_BEGIN_LATER = "rows may go on behind a cache, or begin at positions that are
 class MaskAndPositions(Check):
     """The attention mask covers every token and no padding, and positions count up from each document's start.
 
-    The mask may be 0 on padding alone: one token, repeated, at either end of the row. Explicit position ids rise by one
+    The mask may be 0 only on padding: one token, repeated, at either end of the row. Explicit position ids rise by one
     per token, from 0. In a packed row they restart at 0 with each document.
     """
 
@@ -263,9 +263,9 @@ ONE_LENGTH = "a task may have rows of one length, and a text's beginning may be 
 class RowsWhole(Check):
     """Rows reach the model whole, without truncation at either end.
 
-    Not judged for plain text whose rows begin differently, or when the end token is unknown. Rows of another objective
-    are compared with each other: the longest ones end as shorter ones do. So are the targets of an encoder-decoder.
-    What fast tokenizers truncate is counted where the script calls them.
+    Not judged for plain text whose rows begin differently, or when the end token is unknown. For other objectives, rows
+    are compared with each other: the longest end like the shorter ones. The same holds for an encoder-decoder's
+    targets. Truncation by a fast tokenizer is counted where the script calls it.
     """
 
     needs = frozenset({"user_code"})
@@ -284,7 +284,7 @@ class RowsWhole(Check):
     max_full_share: float = 0.5
     """Share of the rows of another objective that are as long as the longest one. Texts differ in length."""
     min_pile: int = 4
-    """Rows of that length over those of any other. Rows that are whole may be of a few lengths, with most of one."""
+    """Rows of that length over those of any other. Whole rows may have a few lengths, one of them the most common."""
     max_lost_share: float = 0.33
     """Share of the tokens of all texts that a tokenizer drops at one length limit."""
 
@@ -309,7 +309,7 @@ class RowsWhole(Check):
         ended = [r for r in given.rows if r.tokens == most and r.ended and not r.behind and r.stretches == 1]
         several = len({row.learned for row in ended}) > 2  # else whole rows may have one length, too
         if not padded and several and (share := len(ended) / rows) > self.max_beginning_share:
-            detail = f"{share:.0%} of {rows} rows have {longest} tokens and a supervised end: the start is cut"
+            detail = f"{share:.0%} of {rows} rows have {longest} tokens and a supervised end: their start is cut off"
             return self.at_most(share, self.max_beginning_share, detail, causes=[BEGINNINGS_CUT])
         if seen.first_token_supervised >= seen.rows and not given.begin_alike:
             raise NotApplicable("every row is supervised in full, as with plain text")

@@ -137,7 +137,7 @@ class MergeKeepsFunction(NumericCheck):
 class RepeatEquals(Check):
     """The same run in a second fresh process has the same losses and gradient norms, to the last bit.
 
-    A loss alone can round to the same bits: neutral adapters leave the first losses equal for any A.
+    Losses alone prove little: with neutral adapters the first ones are equal for any A.
     """
 
     needs = frozenset({"repeat", Premise.CAUSAL_LM, Premise.REPEATED})
@@ -204,7 +204,7 @@ class ResumeEquals(NumericCheck):
     needs = frozenset({"resume", Premise.CAUSAL_LM, Premise.RESUMED})
     meaning = """The checkpoint lacks the optimizer state, the schedule, the data position or the random state. Or the
     adapter is loaded frozen or fresh."""
-    remedy = "Compare both columns. A jump at the first step means weights or data, a drift optimizer or schedule."
+    remedy = "A jump at the first step points to weights or data, a slow drift to optimizer or schedule."
 
     max_error_fp32: float = 1e-6
     max_error_16bit: float = 1e-3
@@ -354,25 +354,25 @@ HIGHER = re.compile(
 """The same for those of which more is."""
 OTHERWISE_SAVED = "the trained weights may be saved by other means, or be of no use any more"
 COPY_OF_START = "a copy of the start may be kept on purpose, and the trained weights be saved by other means"
-NOTHING_SAVED = "The adapter file is empty: a state dict filtered twice, or the result of merge_and_unload dropped."
-START_SAVED = "A state dict, or an average, from before the training was saved."
+NOTHING_SAVED = "The adapter file is empty: its state dict was filtered twice, or merge_and_unload's result dropped."
+START_SAVED = "A state dict or average from before the training was saved."
 BASE_SAVED = "unload removed the adapters, and the plain base was saved."
 RESTING_SAVED = "The saved adapter is not the active one that was trained."
 SAVED_FIRST = "The model is saved before the training, and never after it."
-FRESH_SAVED = "An adapter that was just made is saved in place of the trained one."
+FRESH_SAVED = "A new adapter is saved instead of the trained one."
 NEVER_UPDATED = "An average is never updated, or the base is loaded again and saved."
-OTHER_SAVED = "A teacher, or another model, is saved in place of the trained one."
-SWAPPED = "Copy and paste gave a tensor's name to another one."
-PART_SAVED = "The optimizer trains a body and its head, and only one of the two is saved."
-WRAPPED = "The base is saved while adapters are around its layers: save the adapters, or what merge_and_unload returns."
-ADAPTERS_ALONE = "Adapters are saved alone, and the base, which is not frozen, learns beside them."
+OTHER_SAVED = "A teacher, or another model, is saved instead of the trained one."
+SWAPPED = "By copy and paste, a tensor is saved under another one's name."
+PART_SAVED = "Body and head are trained, but only one of them is saved."
+WRAPPED = "The base is saved with adapters around its layers: save the adapters, or merge_and_unload's result."
+ADAPTERS_ALONE = "Only the adapters are saved, although the base is trained, too."
 
 
 class SavedAsTrained(Check):
     """Saved tensors are the trained ones.
 
-    save_pretrained writes tensors, and none that training has changed still has its initial value. Other files may be a
-    copy from before training, the plain base, or an inactive adapter, if some trained weights are saved too. The best
+    save_pretrained writes tensors, and those that training changed do not have their initial values. Other files may be
+    a copy from before training, the plain base, or an inactive adapter, if some trained weights are saved too. The best
     checkpoint is the one with the best metric.
     """
 

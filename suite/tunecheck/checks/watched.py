@@ -17,7 +17,7 @@ class ResumedAsConfigured(Check):
     """A training that names a checkpoint continues from that checkpoint's step."""
 
     needs = frozenset({"resume_declared"})
-    meaning = "The script does not pass the checkpoint to train(), which ignores the arguments' value."
+    meaning = "The script does not pass the checkpoint to trainer.train(), which ignores args.resume_from_checkpoint."
     remedy = "Call trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)."
 
     def judge(self, trace: Trace) -> Finding:
@@ -32,7 +32,7 @@ class RatesAsConfigured(Check):
 
     needs = frozenset({"user_code"})
     without = (evidence.Rates, "the script builds its own optimizer, which declares no rates")
-    meaning = "The optimizer's parameter groups are built wrongly. A part of the model trains too fast, or hardly."
+    meaning = "The optimizer's parameter groups are built wrongly. Part of the model trains too fast, or hardly at all."
     remedy = "Print the rate of every parameter group. Build the groups yourself, and pass them to the optimizer."
 
     def judge(self, trace: Trace) -> Finding:
@@ -45,7 +45,7 @@ class RatesAsConfigured(Check):
 
 
 class ExportReadsBack(NumericCheck):
-    """The model that the script saves after training computes the trained model's function when loaded.
+    """The full model that the script saves after training gives the trained model's logits when loaded.
 
     This covers merged adapters and full weights.
     """
@@ -106,7 +106,7 @@ class EvaluationReported(NumericCheck):
 
     needs = frozenset({"evaluates", Premise.CAUSAL_LM, Premise.EVERY_ROW_SEEN})
     without = (evidence.EvaluationSeen, "no evaluation ran")
-    meaning = "Dropout is active. Padding counts in the mean. It covers other rows. The evaluation changes the model."
+    meaning = "Dropout is active. The mean counts padding. Some rows are left out. The evaluation changes the model."
     remedy = "Sum log-likelihoods, and divide once by the supervised tokens. Call model.eval() before, train() after."
 
     max_error_fp32: float = 1e-3
@@ -156,11 +156,11 @@ def _evaluation_error(seen: evidence.EvaluationSeen, smoothing: float) -> float:
 
 
 class AsExpected(Check):
-    """The training does what --expect declares about supervised text, trained tensors and micro-batches."""
+    """Supervised text, trained tensors and micro-batches are as --expect declares them."""
 
     needs = frozenset({"expectations"})
-    meaning = "The script differs from your expectation: a mask, a name or an argument has no effect."
-    remedy = "Compare the expectation with the example in this finding, and correct the wrong one."
+    meaning = "A mask, a name or an argument in the script does not do what you expect. Or the expectation is wrong."
+    remedy = "Compare the example in this finding with your --expect, and correct the wrong one."
 
     def judge(self, trace: Trace) -> Finding:
         judged = {key: value for key, value in trace.run.expected.items() if key in JUDGED}

@@ -7,7 +7,7 @@ from tunecheck.core.evidence import Window
 LABELS_SHIFTED = "labels are the next tokens"
 """What is wrong with rows whose labels are moved by one, in the words of a record."""
 PADDING_LEARNED = "padding is supervised"
-BEGUN_LATE = "The prompt's length counts more tokens than the prompt has in the row."
+BEGUN_LATE = "The mask's prompt length is longer than the prompt in the row."
 MAY_BEGIN_LATE = "a field of one length may stand between a template and each answer"
 ENOUGH, ALIKE = 8, 0.9
 """Rows of which a share says something, and the share that has something in common which is then no accident."""
