@@ -4,7 +4,7 @@ import torch
 
 from tunecheck.core.premises import Premise
 from tunecheck.listen.batches import batch_of
-from tunecheck.listen.loop_loss import not_followed
+from tunecheck.listen.loop_loss import not_followed, provisional
 from tunecheck.probes.oracle import _documents
 from tunecheck.training.data import IGNORED, Batch
 
@@ -58,6 +58,15 @@ def test_what_nothing_sees_is_padding() -> None:
     batch = given((CAUSAL & real)[None, None])
     assert batch.attention_mask.tolist() == [[1, 1, 1, 1, 1, 0, 0]]
     assert documents(batch) == [[1, 2, 3, 4, 5]]
+
+
+def test_masks_of_several_kinds_of_layers_leave_the_loss_unjudged() -> None:
+    """A dictionary, which transformers hands to its layers as it is."""
+    inputs = {"input_ids": IDS, "labels": IDS, "attention_mask": {"full_attention": BLOCKS[None, None]}}
+    batch = batch_of(inputs, torch.device("cpu"))
+
+    assert not_followed(inputs, batch).keys() == {Premise.ROWS_FOLLOWED, Premise.POSITIONS_FOLLOWED}
+    assert provisional(inputs, torch.device("cpu")).supervised_tokens == 6
 
 
 def test_a_mask_that_does_more_leaves_the_loss_unjudged() -> None:

@@ -50,7 +50,8 @@ def batch_of(inputs: Any, device: torch.device) -> Batch:
     ids, labels = inputs["input_ids"].to(device), inputs["labels"].to(device)
     given, sees = inputs.get("attention_mask"), None
     # where rows are packed a mask may number their documents
-    mask = torch.ones_like(ids) if given is None or given.shape != ids.shape else (given != 0).long().to(device)
+    plain = getattr(given, "shape", None) == ids.shape
+    mask = (given != 0).long().to(device) if plain else torch.ones_like(ids)
     positions = inputs.get("position_ids")
     if positions is not None:  # those of images have three of them a token
         positions = positions.to(device).expand_as(ids) if positions.ndim <= ids.ndim else None

@@ -161,7 +161,8 @@ def not_followed(given: Mapping[str, Any], batch: Batch) -> dict[Premise, str]:
         return opened((FROM_CACHE, Premise.ROWS_FOLLOWED, Premise.POSITIONS_FOLLOWED))
     if batch.sees is not None:
         return {Premise.ROWS_FOLLOWED: OWN_MASK}
-    if getattr(own, "ndim", 2) > 2 and not is_of_pairs(own, batch.input_ids.shape[1]):
+    # transformers takes a mask for each kind of layer, too, and one of blocks
+    if own is not None and getattr(own, "ndim", 0) != 2 and not is_of_pairs(own, batch.input_ids.shape[1]):
         return opened((OWN_MASK, Premise.ROWS_FOLLOWED, Premise.POSITIONS_FOLLOWED))
     mask, labels = batch.attention_mask, batch.labels
     if bool(((mask[:, :-1] == 0) & (mask[:, 1:] == 1) & (labels[:, 1:] != IGNORED)).any()):
@@ -259,7 +260,7 @@ def provisional(given: dict[str, Any], device: torch.device) -> Batch:
     """Return what the model was called with, all of it supervised. Raises Unsupported where it was given no tokens."""
     ids: Any
     ids, mask = given.get("input_ids"), given.get("attention_mask")
-    hidden = None if ids is None or mask is None or mask.shape != ids.shape else mask == 0
+    hidden = mask == 0 if ids is not None and getattr(mask, "shape", None) == ids.shape else None
     return batch_of({**given, "labels": ids if hidden is None else ids.masked_fill(hidden, IGNORED)}, device)
 
 
