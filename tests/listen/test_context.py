@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, TrainerCallback
 import tunecheck
 from benchmarks.scripts.bugs import MISTAKES
 from benchmarks.scripts.script import Script, plain_loop, trained
-from tunecheck.core.evidence import RowShown
+from tunecheck.core.evidence import LiveTensors, RowShown
 from tunecheck.core.finding import Status
 from tunecheck.core.premises import Fact, Premise, Source
 from tunecheck.pytest_fixture import Tunecheck
@@ -54,6 +54,32 @@ def test_a_loop_in_the_context_is_judged(tmp_path):
     assert "verdict: PASS" in page
     assert page.count("<blockquote") == 2
     assert "<mark>" in page.partition("verdict: PASS")[2]
+
+
+def test_lazy_modules_are_heard_once_they_have_made_their_parameters(tmp_path):
+    """Those of another model, which has yet to be called, hide no leak."""
+    model = torch.nn.Sequential(torch.nn.LazyLinear(4), torch.nn.LazyLinear(2))
+    other = torch.nn.LazyLinear(2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    with tunecheck.watch(model=model, optimizer=optimizer, steps=5, folder=tmp_path, tell=False) as watched:
+        for _ in range(7):
+            model(torch.randn(3, 8)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    assert other.weight.requires_grad
+    assert watched.verdict == "pass", [str(finding) for finding in watched.findings if not finding.passed]
+    (path,) = tmp_path.glob("watch-*.jsonl")
+    assert tunecheck.read_trace(path).all(LiveTensors)
+
+
+def test_a_block_reports_no_training_before_it(tmp_path):
+    """Of another one in the same folder, as a second run of a script has."""
+    first = in_a_loop(tmp_path, Script(steps=3))
+    second = in_a_loop(tmp_path, Script(steps=3))
+
+    assert [len(watched.report.runs) for watched in (first, second)] == [1, 1]
+    assert first.report.runs[0].trace_file != second.report.runs[0].trace_file
 
 
 def test_a_notebook_is_told_to_wait_for_the_blocks_end():

@@ -92,6 +92,7 @@ class Watch(Heard):
 
     def __enter__(self) -> "Watch":
         self._reported = reporting(self._options.command)
+        self._earlier = self._traces()
         if from_environment() is None:  # the command hears saves of the whole process
             self._stack.enter_context(hear_script())
             self._stack.callback(unheard.begin().remove)
@@ -115,11 +116,16 @@ class Watch(Heard):
         silent = "the block trained nothing that tunecheck can watch: the model made no optimizer step in it"
         if error is not None:
             silent = f"the block ended before its first step: {type(error).__name__}: {error}".rstrip(": ")
-        rows = rows_of(self.folder, self._options, 0, silent)
+        earlier = dict(self._earlier.items() & self._traces().items())
+        rows = rows_of(self.folder, self._options, 0, silent, earlier)
         told = unheard.told() if from_environment() is None else ""
         self.report = self._reported(rows, interrupted=isinstance(error, KeyboardInterrupt), problems=told)
         if self._tell:
             print_report(self.report, Console())
+
+    def _traces(self) -> dict[Path, int]:
+        """Return the traces in the folder, which other trainings may have left there, and when each was changed."""
+        return {path: path.stat().st_mtime_ns for path in self.folder.glob("watch-*.jsonl")}
 
     def _repr_html_(self) -> str:
         """Return the report as a notebook shows it, and below it the rows as the model got them."""

@@ -7,7 +7,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from itertools import count, takewhile
 from pathlib import Path
@@ -183,13 +183,16 @@ def _rehearse(command: Sequence[str], options: Options) -> tuple[Options, Runs]:
         hide_secrets(folder / "twice.log")
 
 
-def rows_of(folder: Path, options: Options, status: int, unheard: str = "") -> list[RunReport]:
+def rows_of(
+    folder: Path, options: Options, status: int, unheard: str = "", earlier: Collection[Path] = ()
+) -> list[RunReport]:
     """Return a row for each training that was heard, judged; one with the reason where there was none.
 
-    `unheard` is that reason, by default what is known of a command that ended with this status.
+    `unheard` is that reason, by default what is known of a command that ended with this status. `earlier` are traces
+    that others have left in the folder.
     """
     rows = []
-    for path in sorted(folder.glob("watch-*.jsonl"), key=lambda path: path.stem):
+    for path in sorted({*folder.glob("watch-*.jsonl")}.difference(earlier), key=lambda path: path.stem):
         try:
             trace = read(path)
             if "features" not in trace.header.run:

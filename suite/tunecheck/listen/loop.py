@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from tunecheck.listen.problems import say
 from tunecheck.listen.unheard import told
@@ -134,7 +135,10 @@ class LoopHooks:
             self._begin(args, given)
 
     def _begin(self, args: Any, given: dict[str, Any]) -> None:
-        """Begin to listen, if there is an optimizer already; one made after the first forward waits for the second."""
+        """Begin to listen, if there is an optimizer already; one made after the first forward waits for the second.
+
+        So does a model of lazy modules, which make their parameters in the first one.
+        """
         from tunecheck.listen.loop_steps import LoopSteps
         from tunecheck.listen.optimizers import optimizers_of
         from tunecheck.probes.reference.measures import looked_once
@@ -143,7 +147,7 @@ class LoopHooks:
             os._exit(0)  # a run of --twice, which a loop cannot be kept out of its folders in
         with looked_once():
             self.optimizers = self.optimizers or optimizers_of(self.model)
-            if self.optimizers:
+            if self.optimizers and not any(map(is_lazy, self.model.parameters())):
                 self.steps = LoopSteps(self, args, given)
                 self.hooks.within = self.steps.ours
                 entry, self.model, self.entry, self.optimizers, self.parts = self.entry, None, None, [], WeakSet()

@@ -168,7 +168,7 @@ def live_storages(device_type: str, known: list[torch.Tensor] | None = None) -> 
 
 def address(tensor: torch.Tensor) -> int:
     """Return where a tensor's storage lies, of a sparse one that of its values; 0 of one that torch.func transforms."""
-    with suppress(RuntimeError):
+    with suppress(RuntimeError, ValueError):  # the latter of a parameter that a lazy module has yet to make
         return (tensor if tensor.layout is torch.strided else tensor.coalesce().values()).untyped_storage().data_ptr()
     return 0
 
@@ -208,7 +208,8 @@ def _live(device_type: str, known: list[torch.Tensor] | None = None) -> dict[int
             # a DTensor has no storage of its own; its part is found by itself
             if hasattr(thing, "to_local") or not thing.is_floating_point():
                 continue
-            with suppress(RuntimeError):  # torch.compile keeps tensors that have a shape alone, sparse ones have two
+            # torch.compile keeps tensors that have a shape alone, lazy modules some without one, sparse ones have two
+            with suppress(RuntimeError, ValueError):
                 storage = thing.untyped_storage()
                 if thing.requires_grad or thing.dim() or storage.nbytes() > A_NUMBER:
                     storages[storage.data_ptr()] = storage.nbytes()
