@@ -76,7 +76,8 @@ class Watch(Heard):
             raise SuiteError("watch: pass either a trainer, or a model and its optimizer")
         if steps < 2:
             raise SuiteError(f"watch: steps should be at least 2 (got {steps})")
-        self._trainer, self._loop = trainer, (model, optimizer, tokenizer)
+        self._trainer = trainer
+        self._loop = {"model": model, "optimizer": optimizer, "tokenizer": tokenizer}
         self._tell = tell
         self.folder = Path(folder).absolute() if folder is not None else session_folder()
         self._options = Options(
@@ -103,8 +104,7 @@ class Watch(Heard):
         else:
             from tunecheck.listen.loop import LoopHooks
 
-            model, optimizer, tokenizer = self._loop
-            hooks = LoopHooks(self._options, model=model, optimizer=optimizer, tokenizer=tokenizer)
+            hooks = LoopHooks(self._options, **self._loop)
             hooks.attach()
             self._stack.push(lambda kind, error, trace: hooks.detach(error))
         return self

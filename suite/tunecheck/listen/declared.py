@@ -81,7 +81,6 @@ class WatchedRun(Run, frozen=False):
     parameters: int | None = None
     """Number of their elements, by arithmetic; None where it is not known."""
     drops: bool = False
-    """Whether any part of the model drops activations in training."""
     evaluates: bool = False
     autocast: bool | None = None
     """Whether the training declares autocast; None for a loop, which declares nothing of it."""

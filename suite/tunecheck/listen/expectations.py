@@ -31,7 +31,6 @@ class Expectation:
     sets: str = ""
     """Key of the run's training that gets the value."""
     premises: tuple[Premise, ...] = ()
-    """Premises that it settles."""
 
     @property
     def opens(self) -> tuple[str, ...]:

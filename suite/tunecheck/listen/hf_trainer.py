@@ -202,7 +202,6 @@ class TrainerListener(Listener):
     # Callbacks.
 
     def _step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """A window is about to be trained on."""
         if self.first is not None and not self.listening:
             return
         given, model = [named_inputs(inputs) for inputs in self.samples], self.trainer.model
@@ -300,7 +299,6 @@ def _plain(value: Any) -> bool:
 
 
 def _number(value: Any) -> float | None:
-    """Return this as a number; None where it is none."""
     try:
         return float(value)
     except (TypeError, ValueError):

@@ -98,7 +98,6 @@ class LoopSteps(Listener):
         self.loaded = [Evaluations(self.model, self.noisy, lambda: self.step)] if self.noisy else []
         """Evaluations that draw their batches from loaders."""
         self.thread = get_ident()
-        """In which the model is trained."""
         self.autocast: torch.dtype | None = None
         self.differentiating = self.clipped = False
         self.references = 0

@@ -12,18 +12,12 @@ _SEEN: dict[int, TextsCut] = {}
 """Length limit to what was cut off at it."""
 
 
-def encoding(
-    _tokenizer: Any,
-    *_: Any,
-    truncation: Any = None,
-    max_length: int | None = None,
-    return_overflowing_tokens: bool = False,
-    **__: Any,
-) -> Callable[[Any], None] | None:
+def encoding(_tokenizer: Any, *_: Any, **given: Any) -> Callable[[Any], None] | None:
     """A tokenizer is called. Return what notes how many of its tokens it cuts off; a slow one does not tell."""
-    seen = _SEEN.get(max_length or 0, TextsCut(max_length=max_length or 0))
+    cuts, length = given.get("truncation"), given.get("max_length") or 0
+    seen = _SEEN.get(length, TextsCut(max_length=length))
     enough = seen.texts >= MOST_TEXTS or seen.kept_tokens + seen.lost_tokens >= MOST_TOKENS
-    if not truncation or truncation == "do_not_truncate" or return_overflowing_tokens or enough:
+    if not cuts or cuts == "do_not_truncate" or given.get("return_overflowing_tokens") or enough:
         return None
 
     def encoded(out: Any) -> None:

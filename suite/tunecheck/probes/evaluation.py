@@ -105,7 +105,6 @@ class EvaluationProbe(Probe[Evaluation | EvaluationAudit]):
 
 
 def _evaluated(session: Session, rows: Sequence[Tokens], size: int) -> tuple[float, int]:
-    """Return what the trainer's own evaluation does, of the model as it is trained."""
     with session.as_trained():
         return session.evaluate(session, rows, size)
 

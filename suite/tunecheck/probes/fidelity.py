@@ -284,7 +284,6 @@ def token_counts(session: Session) -> list[int]:
 
 
 def _of_each_shape(modules: dict[str, Any]) -> list[tuple[str, Any]]:
-    """The last linear of each shape, with its name."""
     return list({tuple(m.weight.quant_state.shape): (n, m) for n, m in modules.items()}.values())
 
 

@@ -233,7 +233,6 @@ class StepInputsProbe(Probe[StepInputs | TokensLearned]):
             self._spelt[node._saved_log_probs.shape[-1]] += len(rows) * (padded.fill_of(rows) is not None)
 
     def end(self, session: Session) -> None:
-        """Tell what was counted of the targets."""
         over_all = _over_all(self._divided)
         for outputs in dict.fromkeys([*self._learned, *self._spelt]) or [0] * bool(over_all):
             rows = self._learned[outputs]

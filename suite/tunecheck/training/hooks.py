@@ -85,7 +85,6 @@ class Hooks(ExitStack):
         """Makes the context of each call."""
 
     remove = ExitStack.close
-    """Leave everything as it was before."""
 
     def before(self, module: Any, call: Call, *, with_kwargs: bool = False) -> Callable[[], None]:
         """Call this before each forward of the module, of any for None. Return what ends it: that slows every call."""

@@ -218,7 +218,6 @@ class Listener(TrainerCallback):
             self._wait()
 
     def backward_end(self, *_: Any) -> None:
-        """The window's gradients are complete, unscaled, not yet clipped."""
         self._wait()
         self._probes.backward_end(self._session, self._step)
         with self._probes.paused():

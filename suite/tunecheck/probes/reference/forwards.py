@@ -103,7 +103,6 @@ class FirstCall:
 
     def __init__(self, model: Any, hooks: Hooks) -> None:
         self._call: tuple[Any, dict[str, Any]] | None = None
-        """None until there was one."""
         hooks.after(model.get_decoder(), self._note, with_kwargs=True)  # which is not to keep the model alive
 
     def _note(self, decoder: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
