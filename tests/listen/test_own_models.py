@@ -604,18 +604,18 @@ def test_a_model_that_is_called_by_its_methods(mistake, second, tmp_path):
     assert finding.status is status, finding.detail
 
 
-@pytest.mark.parametrize("seed", [None, 1])
-def test_noise_that_is_drawn_after_a_seed(seed, tmp_path):
+@pytest.mark.parametrize("given", [None, (1,), {"seed": 1}], ids=["none", "by place", "by name"])
+def test_noise_that_is_drawn_after_a_seed(given, tmp_path):
     """Outside of a forward pass that draws nothing."""
 
     def step(model):
-        if seed is not None:
-            torch.manual_seed(seed)
+        if given is not None:
+            torch.manual_seed(**given) if isinstance(given, dict) else torch.manual_seed(*given)
         noise = torch.randn(6, 4)
         return (model(noise) - noise).square().mean()
 
     finding = judged("randomness_varies", tmp_path, nn.Linear(4, 4), step)
-    assert finding.status is (Status.SUSPECTED if seed else Status.UNJUDGED), finding.detail
+    assert finding.status is (Status.SUSPECTED if given else Status.UNJUDGED), finding.detail
 
 
 class ByItsForward(nn.Module):

@@ -611,12 +611,14 @@ def test_a_best_state_is_a_copy(kept, late, heard):
     assert finding.status is (Status.SUSPECTED if asked else Status.PASSED), finding.detail
 
 
-@pytest.mark.parametrize("stepped", ["never", "each step", "another"])
+@pytest.mark.parametrize("stepped", ["never", "each step", "another", "in a chain"])
 def test_a_schedule_is_stepped(stepped, heard):
     """One of several of an optimizer may wait for its part of the training."""
     model = Net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     schedules = [torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 12) for _ in range(2)]
+    if stepped == "in a chain":
+        schedules = [torch.optim.lr_scheduler.ChainedScheduler(schedules)]
 
     def train():
         for x, y in DataLoader(data(96), 8):

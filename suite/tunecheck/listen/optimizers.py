@@ -166,7 +166,7 @@ class Schedules:
 
     def __init__(self, optimizers: Sequence[Any]) -> None:
         alone = rank_and_processes()[1] == 1  # accelerate steps a schedule once for each process
-        made = living(LRScheduler) if alone else []
+        made = [one for one in living(LRScheduler) if alone and hasattr(one, "last_epoch")]  # a chain has none
         held = [one for one in made if any(same_optimizer(one.optimizer, each) for each in optimizers)]
         self._all = [(schedule, int(schedule.last_epoch)) for schedule in held]
         self._begun = [

@@ -76,7 +76,7 @@ class TrainingStateProbe(Probe[TrainingState]):
         self._hear_seeds(session)
 
     def _hear_seeds(self, session: Session) -> None:
-        def seeded(*_: object) -> None:
+        def seeded(*_: object, **__: object) -> None:
             self._seeded, self._seed = random_digest(session.device), torch.initial_seed()
 
         for module in (torch, torch.random):  # whose functions are two where torch has loaded its compiler
