@@ -500,6 +500,28 @@ def test_a_file_of_an_array_is_no_model(heard):
     assert not records
 
 
+class Sharded(torch.nn.Parameter):
+    """A part of a tensor, of which only all ranks together see the whole."""
+
+    def to_local(self):
+        """One rank alone would wait here."""
+        raise AssertionError("asked for the whole")
+
+
+def test_parts_of_sharded_tensors_are_left_alone(monkeypatch):
+    """Those of another model, and those that one rank writes."""
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    teacher = torch.nn.Linear(4, 3)
+    teacher.weight = Sharded(torch.ones(3, 4))
+    saves.written({"weight": teacher.weight}, "before.pt")
+    model, records = Learner(), []
+    saves.watch(model, records.append)
+    learn(model)
+    saves.written({"weight": teacher.weight, **taken(model)}, "after.pt")
+
+    assert [seen.trained for seen in records] == [2]
+
+
 def test_a_file_with_nothing_in_it_is_told(heard):
     """As where a filter over names keeps none."""
     model, records = heard

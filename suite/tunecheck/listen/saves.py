@@ -124,7 +124,8 @@ class _Trained:
         """Whether its own tensors were loaded into it."""
         self._files = set[str]()
         own, parts = {*map(id, model.parameters())}, (vars(each).get("_parameters", {}) for each in living(Module))
-        others = {id(p): p for part in parts for p in part.values() if p is not None and p.ndim > 1 and not p.is_meta}
+        held = (p for part in parts for p in part.values() if p is not None and not hasattr(p, "to_local"))
+        others = {id(p): p for p in held if p.ndim > 1 and not p.is_meta}
         beside = {value_of(p) for address, p in others.items() if address not in own}
         self._beside = beside - {*self.before.values()}  # of a copy of the start nobody can tell whose file it is in
         """Matrices of other models, before the training."""
@@ -233,7 +234,10 @@ def _is_constant(elements: torch.Tensor) -> bool:
 
 
 def tensors_of(thing: Any, depth: int = 4) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors of what is written, by their names, less those of an optimizer's state."""
+    """Yield the whole tensors of what is written, by their names, less those of an optimizer's state.
+
+    A sharded one is whole only where every rank asks, and one rank may write alone.
+    """
     if isinstance(thing, Module):
         thing = thing.state_dict()
     elif isinstance(thing, list | tuple):
@@ -241,7 +245,7 @@ def tensors_of(thing: Any, depth: int = 4) -> Iterator[tuple[str, torch.Tensor]]
     if depth and isinstance(thing, Mapping) and "param_groups" not in thing:
         for name, held in thing.items():
             if isinstance(held, torch.Tensor):
-                yield str(name), held
+                yield from () if hasattr(held, "to_local") else [(str(name), held)]
             else:
                 yield from ((f"{name}.{inner}", tensor) for inner, tensor in tensors_of(held, depth - 1))
 
