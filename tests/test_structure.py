@@ -24,6 +24,7 @@ from tunecheck.core.paths import project_folder, shipped_folder
 from tunecheck.fleet.request import Engine
 from tunecheck.probes import PROBES, WATCHED
 from tunecheck.strategies import STRATEGIES
+from tunecheck.training import Trainer
 from tunecheck.training.events import Probe
 
 SUITE = shipped_folder() / "suite" / "tunecheck"
@@ -259,9 +260,9 @@ def test_tests_import_no_other_tests():
 
 
 def is_documented_elsewhere(path: Path, name: str) -> bool:
-    """Hooks are documented by pytest, what a check, a probe or an engine does at its base class."""
-    bases = {"checks": Check, "probes": Probe, "training": Probe, "fleet": Engine}
-    return name.startswith("pytest_") or hasattr(bases.get(part(path)), name)
+    """Hooks are documented by pytest, what a check, a probe, a trainer or an engine does at its base class."""
+    bases = {"checks": [Check], "probes": [Probe], "training": [Probe, Trainer], "fleet": [Engine]}
+    return name.startswith("pytest_") or any(hasattr(base, name) for base in bases.get(part(path), ()))
 
 
 def test_a_public_function_says_what_it_does():

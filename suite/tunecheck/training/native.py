@@ -25,7 +25,6 @@ from tunecheck.training.tensors import moment, seconds_between, whole
 
 
 def build(run: Run, folder: Path, device: torch.device) -> Session:
-    """A session ready for its first step: weights loaded, adapters added, optimizer over the trainable tensors."""
     parts = parts_of(run, folder, device, weights_on=home(run, device), adapt=adapt)
     model, ranks = parts["model"], parts["ranks"]
     if run.training.offload == "parameters":
@@ -52,7 +51,6 @@ def adapt(base: Any, run: Run) -> Any:
 
 
 def train(session: Session, probes: Probes, steps: range, log: Callable[[Step], None]) -> None:
-    """Carry out these optimizer steps, announcing each moment to the probes and logging every step in order."""
     model, optimizer, scaler, ranks = session.model, session.optimizer, session.scaler, session.ranks
     pending = PendingSteps(session, log)
     model.train()

@@ -35,8 +35,6 @@ SAME = (
     *("gradient_accumulation_steps", "gradient_checkpointing"),
 )
 """Settings of a run that the Trainer calls by the same names."""
-GIVEN = ("input_ids", "labels", "attention_mask")
-"""What a collator gives the model."""
 
 WRAPPED = "accelerate 1.15: a model that has been evaluated before its training is wrapped in DDP all the same"
 """Preparing a model for an evaluation marks it as prepared: the training would never average its gradients."""
@@ -118,7 +116,6 @@ def arguments(kind: type[A], batches: Batches, precision: str, **more: Any) -> A
 
 
 def train(session: Session, probes: Probes, steps: range, log: Callable[[Step], None]) -> None:
-    """Carry out these optimizer steps, announcing each moment to the probes and logging every step in order."""
     trainer = session.trainer
     if session.ranks.count > 1:  # see WRAPPED
         session.model._is_accelerate_prepared = False
@@ -209,7 +206,7 @@ class Listener(TrainerCallback):
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """A window has been read and is about to be trained on."""
         session, self._step = self._session, state.global_step
-        window = [Batch.of(*(inputs[name] for name in GIVEN)) for inputs in self._samples]
+        window = [Batch.of(rows["input_ids"], rows["labels"], rows["attention_mask"]) for rows in self._samples]
         self._numbers = {"tokens": session.ranks.total(sum(batch.tokens for batch in window))}
         if self._step in session.run.evaluation.at:
             self._probes.evaluate(session, self._step)
