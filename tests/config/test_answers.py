@@ -100,6 +100,6 @@ def test_a_file_that_is_no_toml_is_named_with_its_place_and_the_way_out(tmp_path
     (tmp_path / "tunecheck.toml").write_text("strict = yess\n")
 
     with pytest.raises(
-        ConfigError, match=r"tunecheck.toml: not valid TOML: .*line 1, column 10.*texts stand in quotes"
+        ConfigError, match=r"tunecheck.toml: not valid TOML: .*line 1, column 10.*quote texts, but not true and false"
     ):
         settings_for("train.py", tmp_path)

@@ -205,7 +205,7 @@ def test_a_file_of_several_runs_is_asked_for_by_entry(tmp_path):
         ("3", "run.yaml:3:1: compare: should be a section with an entry for each run"),
         ("{lora: 3}", "run.yaml:3:11: compare.lora: should be a section with what this run sets, or {} (got 3)"),
         ("{Lo/ra: {}}", "run.yaml:3:11: compare.Lo/ra: becomes a part of file names"),
-        ("{lora: {model: x}}", "run.yaml:3:18: compare.lora.model: model is the same for all runs of a comparison"),
+        ("{lora: {model: x}}", "run.yaml:3:18: compare.lora.model: model applies to all runs of a comparison"),
         ("{lora: {trainig.seed: 1}}", "an entry may set: strategy, profile, lora, quantization, training, "),
         ("{lora: {trainig.seed: 1}}", " (did you mean 'training'?)"),
         ("{lora: {training.max_step: 3}}", "training.max_step: unknown key (did you mean 'max_steps'?)"),
@@ -250,7 +250,7 @@ def test_an_entry_cannot_loosen_its_own_judge(tmp_path, entry, named):
         load_run(RunFile(path, "lora"))
 
     [problem] = caught.value.problems
-    assert f": {named} is the same for all runs of a comparison: write it beside compare; an entry may set: " in problem
+    assert f": {named} applies to all runs of a comparison: write it next to compare; an entry may set: " in problem
 
 
 def test_an_entry_may_set_what_a_comparison_varies(tmp_path):
@@ -618,9 +618,12 @@ def test_all_problems_come_in_one_message(tmp_path):
         (BASE + "---\na: 1\n", "run.yaml:10:1: not valid YAML: but found another document"),
         (
             BASE + "vram: !!python/name:os.system x\n",
-            "run.yaml:10:7: not valid YAML: tag !!python/name:os.system: sections, lists, texts, numbers",
+            "run.yaml:10:7: not valid YAML: tag !!python/name:os.system: write only sections, lists, texts, numbers",
         ),
-        (BASE + "checks: !!set {}\n", "run.yaml:10:9: not valid YAML: tag !!set: sections, lists, texts, numbers"),
+        (
+            BASE + "checks: !!set {}\n",
+            "run.yaml:10:9: not valid YAML: tag !!set: write only sections, lists, texts, numbers",
+        ),
         (BASE + 'device: "\\ud83e"\n', "run.yaml:10:9: not valid YAML: '\\ud83e' is half of a surrogate pair"),
         (BASE + "lora: \x00\n", "run.yaml: not valid YAML: unacceptable character #x0000"),
         ("[" * 1000, "run.yaml: not valid YAML: nested more than 40 levels deep"),
@@ -911,9 +914,7 @@ def test_with_limits_names_every_problem():
         with_limits({}, overrides, {"adapters"})
 
     training, loss, unknown, canary = caught.value.problems
-    assert training == (
-        "--set training.max_steps=3: only limits can be set here, checks.NAME.LIMIT=VALUE; the training is as it is"
-    )
+    assert training == ("--set training.max_steps=3: only limits can be set here, as checks.NAME.LIMIT=VALUE")
     assert loss == (
         "--set checks.loss_falls.min_fall=x: checks.loss_falls.min_fall: should be a valid number (got 'x')"
     )

@@ -102,9 +102,9 @@ def job(tmp_path, log=None):
             "the job's time limit is over (--time): slurmstepd: error: time",
             False,
         ),
-        ("COMPLETED", None, "a folder that the node does not share", False),
+        ("COMPLETED", None, "the node does not share this folder", False),
         ("FAILED", "no python\n", "the job ended without an answer (Slurm: FAILED): no python", False),
-        ("FAILED", "", "the job ended without an answer (Slurm: FAILED): its log is empty, as where", False),
+        ("FAILED", "", "the job ended without an answer (Slurm: FAILED): its log is empty, perhaps because", False),
         ("", "", "Slurm forgot the job", False),
     ],
 )
@@ -268,8 +268,8 @@ def test_more_places_than_cards_are_a_usage_error():
         (["--engine", "local", "no-such-run"], "no-such-run"),
         (["--engine", "pbs", "quick"], "invalid choice"),
         (["--engine", "local", "--time", "soon", "quick"], "should be a number with a unit"),
-        (["--engine", "local", "--wait", "0s", "quick"], "should be more than nothing"),
-        (["--resume", "/nowhere"], "name the folder of a fleet"),
+        (["--engine", "local", "--wait", "0s", "quick"], "should be above 0"),
+        (["--resume", "/nowhere"], "give a fleet's folder"),
         (["--resume", "/nowhere", "quick"], "defines the engine and the runs"),
     ],
 )

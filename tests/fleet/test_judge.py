@@ -69,7 +69,7 @@ def test_of_two_that_differ_neither_is_named():
     report = judged(answer(0), answer(1, numbers=OTHER_BITS))
 
     assert (report.verdict, report.status) == ("inconclusive", 6)
-    assert "which is wrong cannot be said; ask a third node" in agreement(report, "n0").detail
+    assert "tunecheck cannot tell which is wrong; ask a third node" in agreement(report, "n0").detail
     assert not any(row.drain for row in report.rows)
 
 
@@ -344,7 +344,7 @@ def test_a_node_that_is_out_of_service_is_no_fault_of_the_fleet(answers, status)
 
     assert report.status == status
     assert row_of(report, "n9").outcome == "skipped"
-    assert report.notes == ("not asked, since out of service already: n9",)
+    assert report.notes == ("not asked, because already out of service: n9",)
 
 
 def test_places_are_sorted_as_a_person_would():

@@ -201,7 +201,7 @@ def test_a_clock_that_is_apart_is_a_remark(ask):
 
 def test_a_folder_that_is_not_a_fleet_is_a_message(tmp_path):
     """With what to name instead."""
-    with pytest.raises(TraceError, match="name the folder of a fleet"):
+    with pytest.raises(TraceError, match="give a fleet's folder"):
         read_request(tmp_path)
     (tmp_path / "request.json").write_text('{"id": 3}')
     with pytest.raises(TraceError, match="not written by `tunecheck fleet`"):
@@ -211,8 +211,8 @@ def test_a_folder_that_is_not_a_fleet_is_a_message(tmp_path):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"version": "0.1.0"}, "and 0.1.0 asks: their checks differ"),
-        ({"fleet": "fleet-of-another"}, "is another folder here than on the machine that asks"),
+        ({"version": "0.1.0"}, "but the fleet's is 0.1.0: their checks differ"),
+        ({"fleet": "fleet-of-another"}, "is another folder here than on the machine that started the fleet"),
         ({"folder": "/nowhere/fleet"}, "set TUNECHECK_REPORTS to a folder that all nodes share"),
     ],
 )
@@ -370,7 +370,7 @@ def test_a_fleet_is_judged_again_from_its_folder(fleet_of_two, monkeypatch, caps
     finally:
         path.write_text(kept)
 
-    assert "which is wrong cannot be said" in " ".join(capsys.readouterr().out.split())
+    assert "tunecheck cannot tell which is wrong" in " ".join(capsys.readouterr().out.split())
 
 
 def test_fleets_of_one_node_each_are_judged_together(tmp_path, monkeypatch, capsys):
@@ -407,8 +407,8 @@ def pod(folder, name, *, days_ago, killed=False, **changes):
 @pytest.mark.parametrize(
     ("pods", "nodes", "words"),
     [
-        ([("n3", 0, True)], "all", "it was asked and did not answer"),
-        ([("n3", 0, True), ("n3", 1, False)], "all", "it was asked and did not answer; it last answered 24 h"),
+        ([("n3", 0, True)], "all", "it was asked but did not answer"),
+        ([("n3", 0, True), ("n3", 1, False)], "all", "it was asked but did not answer; it last answered 24 h"),
         ([("n3", 1, False)], "all", "it did not begin; its last answer is 24 h"),
         ([], "4", "it was never asked: --nodes 4, and 3 left a request here"),
         ([], "n[1],n1,n2,n3", "it was never asked"),

@@ -78,7 +78,7 @@ def test_no_gpu_and_two_gpus(install: Any) -> None:
     [
         (4, NvmlState.NO_PERMISSION, "this user has no permission to use the NVIDIA driver"),
         (9, NvmlState.DRIVER_NOT_LOADED, "an NVIDIA driver is installed, but its kernel module is not loaded"),
-        (12, NvmlState.NO_LIBRARY, "no NVIDIA driver: no GPU can be used"),
+        (12, NvmlState.NO_LIBRARY, "no NVIDIA driver is installed"),
         (15, NvmlState.GPU_LOST, "the GPU is lost: it has fallen off the bus or does not answer"),
         (16, NvmlState.GPU_LOST, "the GPU needs a reset before it can be used"),
         (18, NvmlState.VERSION_MISMATCH, "the loaded NVIDIA driver and its library are of different versions"),
@@ -101,7 +101,7 @@ def test_missing_library_beside_a_device_means_a_container(monkeypatch: pytest.M
     monkeypatch.setattr(Path, "exists", lambda path: str(path) == file)
     fault = nvml.describe(error(12))
     assert fault.nvml_state is NvmlState.NO_UTILITIES
-    assert fault.nvml_problem == "the NVML library was not found although an NVIDIA device is there"
+    assert fault.nvml_problem == "an NVIDIA device exists, but the NVML library was not found"
     assert "NVIDIA_DRIVER_CAPABILITIES" in fault.nvml_remedy
 
 

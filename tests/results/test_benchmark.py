@@ -94,8 +94,8 @@ def test_what_cannot_be_believed_is_told():
     )
 
     assert benchmark.notes == (
-        "native: its losses are not the same in every turn, so that none of them can be repeated",
-        "other processes used up to 70% of the CPU time: believe no speed of these",
+        "native: its losses differ between turns, so they cannot be reproduced",
+        "other processes used up to 70% of the CPU time: do not trust these speeds",
     )
 
 

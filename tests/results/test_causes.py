@@ -50,7 +50,7 @@ def test_a_cause_that_is_ruled_out_is_left_out():
         told = plausible(failed, [failed, finding("no_target_leakage", status)], healthy()).meaning
         assert ("Labels are shifted" in told) is left
         assert "smoothing" not in told  # none is declared
-        assert told.startswith("Padding counts in its mean. Micro-batch") or left
+        assert told.startswith("The mean counts padding. Micro-batch") or left
     alone = replace(failed, meaning="Labels are shifted twice or not at all.")
     assert plausible(alone, [finding("no_target_leakage", Status.PASSED)], healthy()) == alone
 

@@ -89,7 +89,7 @@ def test_steps_that_do_not_apply_or_change_nothing_are_skipped_and_reported():
     assert [t.fallback_step for t in on_cpu] == [""]
     assert [(t.fallback_step, t.skipped_steps) for t in already] == [
         ("", ()),
-        ("cpu", ("lean: the run is that already",)),
+        ("cpu", ("lean: it changes nothing",)),
     ]
     assert fp16[1].skipped_steps == ("offload: fp16's gradient scaler cannot follow gradients to the CPU",)
 

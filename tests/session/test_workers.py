@@ -356,7 +356,7 @@ def test_a_killed_worker_is_an_error_with_a_name_and_nothing_is_repeated(start, 
     assert sorted(starts) == sorted([first, second]), "each once"
     rows = {f"{run['tier']}/{run['run']}": run for run in verdict(tmp_path)["runs"]}
     assert {name: row["outcome"] for name, row in rows.items()} == {first: "error", second: "pass"}
-    assert "another worker of this session began this run and died; no run is trained twice" in rows[first]["reason"]
+    assert "another worker of this session started this run and died; no run is trained twice" in rows[first]["reason"]
     assert left_behind(tmp_path) == []
 
 

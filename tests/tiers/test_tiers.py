@@ -185,7 +185,7 @@ def test_require_gpu_also_fails_what_could_run_on_the_cpu(tmp_path):
     assert "2 skipped" in done.stdout, "one problem is one message"
     assert "1 error " in done.stdout
     assert "During handling" not in done.stdout
-    assert "is to run on a GPU (--require-gpu), but this machine shows none" in done.stdout
+    assert "needs a GPU (--require-gpu), but this machine shows none" in done.stdout
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
@@ -234,7 +234,7 @@ def test_a_reports_folder_that_cannot_be_written_is_refused_before_anything_is_t
 
     assert done.returncode == 4
     assert "no report can be written there" in done.stdout + done.stderr
-    assert "set TUNECHECK_REPORTS to a folder of yours" in done.stdout + done.stderr
+    assert "set TUNECHECK_REPORTS to a writable folder" in done.stdout + done.stderr
     assert "Traceback" not in done.stdout + done.stderr
     assert "step 1/" not in done.stdout
 

@@ -142,7 +142,7 @@ class DropoutVaries(Check):
         repeated, again, lora = len(states) - len(set(states)), len(drawn) - len(set(drawn)), _lora(trace)
         problems = []
         if trace.run.training.offloads_parameters or lora.use_dora:
-            required(len(states) >= 2, "only one step: its random state has no other to equal")
+            required(len(states) >= 2, "only one step: its random state cannot be compared with another")
         else:
             required(trace.one(AdapterDropout).pairs, "no adapter calls its two factors as modules")
             problems = self._problems(lora.dropout, trace.one(AdapterDropout))

@@ -193,8 +193,8 @@ class LossNormalisedOverAccumulation(Check):
     needs = frozenset({"user_code"})
     without = (LossDivided, "no step has several micro-batches, or a library computes the loss")
     premises_to_fail = frozenset({Premise.GRADIENTS_UNEDITED})
-    meaning = f"""{SUMMED_IN_LOOP} Or compute_loss or the model's head ignores num_items_in_batch, and the Trainer
-    leaves the division to them, as with classes and BERT in transformers 5.23 (its issue 47688)."""
+    meaning = f"""{SUMMED_IN_LOOP} The script's compute_loss or the model's head ignores num_items_in_batch, but the
+    Trainer leaves the division to it. In transformers 5.23, heads for classes and BERT do so (its issue 47688)."""
     remedy = """In a loop, divide each loss by the number of micro-batches. In compute_loss, divide a sum over tokens by
     num_items_in_batch, or a mean by self.current_gradient_accumulation_steps. Or make the Trainer divide: set its
     loss_is_scaled_for_ga (in older versions model_accepts_loss_kwargs) to False."""

@@ -231,7 +231,7 @@ class RowsComeOnce(Check):
     def judge(self, trace: Trace) -> Finding:
         windows, seen = trace.all(evidence.Window), trace.one(evidence.RowsGiven)
         digests = [digest for window in windows for digest in window.digests]
-        required(len(digests) >= 2, "only one micro-batch: it has no other to equal")
+        required(len(digests) >= 2, "only one micro-batch: there is no other to compare it with")
         if seen.dataset_rows != 1 and len({row for window in windows for row in window.rows}) == 1 and seen.rows >= FEW:
             spans = [given.rows for given in trace.records(evidence.RowSpans) if given.end_tokens]
             cut = any(_cut_off(rows, trace.run.longest)[1] >= seen.rows for rows in spans)

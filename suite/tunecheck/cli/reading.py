@@ -107,7 +107,7 @@ def _last_session() -> Path:
     """Return the folder of the last session that left a trace. Raises ConfigError where there is none."""
     folders = sorted({trace.parent for trace in listed(reports_folder(), "*/*.jsonl")})  # they are named by their time
     if not folders:
-        raise ConfigError([f"{reports_folder()}: holds no session yet; for one: tunecheck watch -- python train.py"])
+        raise ConfigError([f"{reports_folder()}: no session yet; start one: tunecheck watch -- python train.py"])
     return folders[-1]
 
 

@@ -132,7 +132,7 @@ def with_limits(
     """Return a trace's limits with overrides ("checks.NAME.LIMIT=0.2") applied, which must fit `features`, if given."""
     document = Document({"checks": json.loads(json.dumps(limits))}, places={(): "the trace"})
     foreign = [override for override in overrides if not override.startswith("checks.")]
-    rule = "only limits can be set here, checks.NAME.LIMIT=VALUE; the training is as it is"
+    rule = "only limits can be set here, as checks.NAME.LIMIT=VALUE"
     document.problems += [f"--set {given}: {rule}{nearest(given.partition('.')[0], ['checks'])}" for given in foreign]
     _apply(document, [override for override in overrides if override not in foreign])
     report_limits(document)

@@ -60,7 +60,7 @@ def _table(path: Path) -> dict[str, Any] | None:
     try:
         held = tomllib.loads(path.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError([f"{path}: not valid TOML: {error}; texts stand in quotes, true and false do not"]) from error
+        raise ConfigError([f"{path}: not valid TOML: {error}; quote texts, but not true and false"]) from error
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError([f"{path}: cannot be read for tunecheck's settings: {error}"]) from error
     if path.name == FILES[0]:

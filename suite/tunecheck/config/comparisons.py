@@ -101,7 +101,7 @@ def _report(document: Document, name: Any, settings: Any) -> None:
     for key, value in settings.items():
         written = [_path(key), *(leaf for leaf, _ in leaves(_path(key), value))]
         if refused := [keys for keys in written if keys[0] not in VARIED or keys == _path("training.max_steps")]:
-            rule = f"{'.'.join(refused[0])} is the same for all runs of a comparison: write it beside compare"
+            rule = f"{'.'.join(refused[0])} applies to all runs of a comparison: write it next to compare"
             hint = nearest(refused[0][0], VARIED)
             document.report((*path, str(key)), f"{rule}; an entry may set: {', '.join(VARIED)}{hint}")
 

@@ -129,9 +129,9 @@ def _parallel(run: Run) -> Broken:
     if run.parallel is None and max(run.probes.rescale_to, default=1) == 1:
         return
     wanted: dict[str, tuple[object, str]] = {
-        "training.offload": ("none", "parameters stay where they are computed with"),
+        "training.offload": ("none", "parameters stay on the device that computes"),
         "training.loss_chunk_tokens": (None, "chunks never call the whole model"),
-        "evaluation.device": ("training", "a rank has the device that it trains on alone"),
+        "evaluation.device": ("training", "a rank sees only the device that it trains on"),
         "probes.memory_order": (False, "its variants train in one process"),
         "probes.rungs": (False, "fallback steps train in one process"),
         "probes.reference": (False, "there is no fallback that it could be compared with"),

@@ -150,7 +150,7 @@ def _no_plain_value(node: Node) -> str:
     if node.tag == f"{_STANDARD}timestamp":
         node.tag = f"{_STANDARD}str"
     if (tag := str(node.tag).removeprefix(_STANDARD)) not in _PLAIN:
-        return f"tag !!{tag.lstrip('!')}: sections, lists, texts, numbers, true, false and null alone are read"
+        return f"tag !!{tag.lstrip('!')}: write only sections, lists, texts, numbers, true, false and null"
     half = _HALVES.search(node.value) if isinstance(node, ScalarNode) else None
     return f"{half[0]!a} is half of a surrogate pair: write the whole character" if half else ""
 
@@ -171,7 +171,7 @@ def _locate(node: Node, path: KeyPath, shown: str, document: Document, parents: 
     if len(parents) == MOST_DEPTH:
         raise ValueError(_TOO_DEEP)
     if len(document.places) > MOST_VALUES:
-        raise ValueError(f"aliases make too many values of it; at most {MOST_VALUES:,} are read")
+        raise ValueError(f"aliases expand it to too many values; at most {MOST_VALUES:,} are read")
     if problem := _no_plain_value(node):
         raise MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
     if any(node is parent for parent in parents):

@@ -75,7 +75,7 @@ def _transformers_refuses(run: Run) -> Broken:
         rule = f"should be at least {named}, {share}, {told}: it averages over batches, not tokens"
         yield "evaluation.batch_size", f"{rule} (got {evaluation.batch_size})"
     if evaluation.rows % processes:
-        rule = f"should be a multiple of {processes} {told} in so many processes: it evaluates rows twice that fill up"
+        rule = f"should be a multiple of {processes}, the processes, {told}: it fills up by evaluating rows twice"
         yield "evaluation.rows", f"{rule} (got {evaluation.rows})"
     if run.shards_parameters and run.parallel is not None:
         rule = f"should be ddp {told}: accelerate takes no FSDP plugin on CPUs, and wraps in DDP instead"

@@ -204,7 +204,7 @@ def enough(count: int, least: int, what: str) -> int:
     return count
 
 
-UNWITNESSED = "all that is compared differs alike, so that the reference may be wrong: nothing confirms it"
+UNWITNESSED = "everything compared differs alike, so the reference itself may be wrong"
 
 
 def unwitnessed(differing: int, compared: int, *, confirmed: bool = False) -> str:

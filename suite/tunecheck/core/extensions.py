@@ -24,7 +24,7 @@ def extensions(group: str) -> tuple[tuple[str, type[Any]], ...]:
         except Exception as error:
             package = entry.dist.name if entry.dist is not None else entry.value
             told = f"{package}: its entry point {entry.value} in {group} cannot be loaded"
-            raise ConfigError([f"{told}: {error}; mend or uninstall it"]) from error
+            raise ConfigError([f"{told}: {error}; fix or uninstall it"]) from error
         classes: Iterable[type[Any]] = (offered,) if isinstance(offered, type) else offered
         found += [(entry.name.replace("-", " "), each) for each in classes]
     return tuple(found)

@@ -82,7 +82,7 @@ def open_file(path: Path, most_bytes: int) -> BinaryIO:
         if stat.S_ISDIR(status.st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "no regular file but a pipe, a socket or a device", str(path))
+            raise OSError(errno.EINVAL, "not a regular file but a pipe, a socket or a device", str(path))
         if status.st_size > most_bytes:
             sizes = f"has {human_bytes(status.st_size)}; at most {human_bytes(most_bytes)} are read"
             raise OSError(errno.EFBIG, sizes, str(path))

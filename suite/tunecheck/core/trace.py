@@ -252,7 +252,7 @@ class Trace:
         return all(seen.has_formulas for seen in self.records(evidence.ForwardReference))
 
 
-ALL_AS_GOOD = "every gradient is 0, as where all samples of a step are worth the same"
+ALL_AS_GOOD = "every gradient is 0, as when all samples of a step are worth the same"
 """Of an objective of the script's own, as a policy's on its own samples."""
 
 

@@ -39,7 +39,7 @@ def _above_nothing(text: str, parse: Callable[[str], Any]) -> float:
     except ValueError as error:
         raise ArgumentTypeError(f"{text!r} {error}") from None
     if number <= 0:
-        raise ArgumentTypeError(f"{text!r} should be more than nothing")
+        raise ArgumentTypeError(f"{text!r} should be above 0")
     return number
 
 

@@ -35,7 +35,7 @@ LOG_FILE = "output.log"
 GRACE_SECONDS = 10.0
 """Between asking a session to end, which then writes its report, and killing it."""
 POLL_SECONDS = 0.2
-STOPPED = "stopped before its end: its fleet or its job was cancelled, preempted or out of time"
+STOPPED = "stopped early: its fleet or its job was cancelled, preempted or out of time"
 NUMERICS = ("deterministic", "tf32_matmul", "tf32_cudnn")
 """Numeric modes that choose other arithmetic; how long OpenMP spins, say, chooses none."""
 
@@ -54,14 +54,14 @@ def answer(
     now = time.time()
     begun = Answer(place=place.name, node=place.node, card=place.card, host=platform.node(), began_at=now, ended_at=now)
     if version != tunecheck.__version__:
-        here = f"tunecheck {tunecheck.__version__} is installed here, and {version} asks: their checks differ"
+        here = f"tunecheck {tunecheck.__version__} is installed here, but the fleet's is {version}: their checks differ"
         return plain(replace(begun, problem=f"{here}. What to do: install {version} on this node"))
     try:
         request = read_request(Path(folder))
         if request.id != fleet:
             raise SuiteError(f"it holds {request.id}, not {fleet}")
     except SuiteError as error:
-        here = f"{folder} is another folder here than on the machine that asks ({error})"
+        here = f"{folder} is another folder here than on the machine that started the fleet ({error})"
         remedy = "What to do: set TUNECHECK_REPORTS to a folder that all nodes share"
         return plain(replace(begun, problem=f"{here}. {remedy}"))
     own = request.place_folder(place.name)

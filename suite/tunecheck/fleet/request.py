@@ -96,8 +96,8 @@ class Engine(Protocol):
         """Cancel what is queued and end what runs."""
 
 
-_WHAT = "written by `tunecheck fleet`; name the folder of a fleet, such as reports/runs/fleet-..."
-_REQUEST = Stored(Request, what=_WHAT, remedy="ask again by this tunecheck")
+_WHAT = "written by `tunecheck fleet`; give a fleet's folder, such as reports/runs/fleet-..."
+_REQUEST = Stored(Request, what=_WHAT, remedy="run the fleet again with this tunecheck")
 
 
 def write_request(request: Request) -> None:

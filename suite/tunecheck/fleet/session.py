@@ -213,12 +213,12 @@ class FleetSession:
             for news in engine.poll():
                 self._learn(news)
         except SuiteError as error:
-            self._notes.append(f"what was queued may still be there: {error}")
+            self._notes.append(f"queued jobs may still be there: {error}")
         late = read_answers(self.folder)
         for name, one in self._heard.items():
             one.answer = one.answer or late.get(name)
             if self.interrupted and one.asked_at and not one.missing:
-                one.missing = "cancelled with the session: ask again with --resume"
+                one.missing = "cancelled with the session: run it again with --resume"
 
 
 def gathered(folder: Path, nodes: str, silent_seconds: float) -> list[Heard]:
@@ -232,7 +232,7 @@ def gathered(folder: Path, nodes: str, silent_seconds: float) -> list[Heard]:
     fleets = _fleets(folder, closed)
     said = grouped((one.place.name, one) for fleet in fleets for one in _told(fleet, folder))
     if not said:
-        raise TraceError(f"{folder}: holds no answer of a fleet; name the folder of one, or one with several of them")
+        raise TraceError(f"{folder}: holds no answer of a fleet; give a fleet's folder, or one with several fleets")
     newest = min(max(one.asked_at for of_place in said.values() for one in of_place), time.time())
     found = []
     for of_place in said.values():
@@ -282,7 +282,7 @@ def _told(fleet: Path, folder: Path) -> Iterator[Heard]:
     for name, place in _places(fleet, request, [*answers.values(), *rows.values()]).items():
         answer, row = answers.get(name), rows.get(name)
         if answer is None:
-            why = row.reason if row else place.problem or "it was asked and did not answer"
+            why = row.reason if row else place.problem or "it was asked but did not answer"
             yield Heard(place, asked_at=asked_at, missing=why, gone=bool(row and row.drain))
             continue
         if answer.session:

@@ -36,12 +36,12 @@ _SHADOWED = fault(
 )
 _NO_LIBRARY = fault(
     NvmlState.NO_LIBRARY,
-    "no NVIDIA driver: no GPU can be used",
-    "none is needed to run on the CPU; for an NVIDIA GPU install its driver",
+    "no NVIDIA driver is installed",
+    "install it to use an NVIDIA GPU; the CPU needs none",
 )
 _NO_UTILITIES = fault(
     NvmlState.NO_UTILITIES,
-    "the NVML library was not found although an NVIDIA device is there",
+    "an NVIDIA device exists, but the NVML library was not found",
     'inside a container, request the driver capability "utility" (NVIDIA_DRIVER_CAPABILITIES=compute,utility); '
     "otherwise reinstall the driver",
 )

@@ -56,7 +56,7 @@ def print_entries(run: str, entries: Sequence[HistoryEntry], console: Console) -
 def print_last(entries: Sequence[HistoryEntry], console: Console) -> None:
     """Print the last session of every run against those before it."""
     if not entries:
-        _line(console, "no session yet: each adds an entry; `tunecheck history --rebuild` reads those in their folders")
+        _line(console, "no session yet: each adds an entry; `tunecheck history --rebuild` reads their folders again")
     by_run = sorted(entries, key=lambda entry: entry.run)  # stable: the oldest stays first
     for *earlier, last in grouped((entry.run, entry) for entry in by_run).values():
         before = [entry for entry in earlier if entry.key == last.key and entry.outcome == "pass"]

@@ -37,7 +37,7 @@ REMARKS: dict[str, Callable[[RunReport], Sequence[str]]] = {
     "Repaired": lambda run: [f"repaired on {repair}" for repair in run.repairs],
     "Ignored": lambda run: [
         *(f"ignored: {finding.check}: {finding.detail} ({finding.meant})" for finding in run.ignored),
-        *(f"{check} is ignored and found nothing: leave --ignore {check} out" for check in run.needless),
+        *(f"{check} is ignored but found nothing: remove --ignore {check}" for check in run.needless),
     ],
     "Judged in part": lambda run: [f"not judged further: {reason}" for reason in run.course],
     "CPU contention": lambda run: [run.cpu_contention] if run.cpu_contention else (),
@@ -150,7 +150,7 @@ class RunView(Frozen):
         groups = [group for group in self.unjudged if group.expected is expected]
         if self.reason and not self.run.passed and not self.run.failed:
             names = tuple(check for group in groups for check in group.checks)
-            why = "no check was judged, for the reason above; what each lacks is in report.html"
+            why = "no check was judged, for the reason above; report.html says what each check lacks"
             return [Unjudged(checks=names, reason=why, expected=False)] if names and not expected else []
         if len(groups) <= MOST_REASONS:
             return groups

@@ -437,7 +437,7 @@ def without_core(trace: Trace, findings: Sequence[Finding]) -> str:
             why = Counter(finding.detail for finding in asked).most_common(1)
             lacking.append(f"nothing about {subject} could be judged: {why[0][0] if why else 'no check applies'}")
     if core_of(trace) and (reason := trace.why({Premise.GRADIENT_DUE})):
-        lacking.append(f"nothing about learning could be judged: {reason}; listen to more steps by --steps")
+        lacking.append(f"nothing about learning could be judged: {reason}; watch more steps with --steps")
     return "; ".join(lacking)
 
 

@@ -94,7 +94,7 @@ RULED_OUT: dict[str, str | Callable[[Trace], bool]] = {
     "Declared label smoothing is missing.": lambda trace: not trace.run.smoothing,
     SUMMED_IN_LOOP: lambda trace: trace.holds(Premise.STEP_DECLARED),
     "Labels are shifted twice or not at all.": "no_target_leakage",
-    "Padding counts in its mean.": "no_loss_on_padding",
+    "The mean counts padding.": "no_loss_on_padding",
     "A wrong mask or wrong positions change the model's output.": "mask_and_positions",
     "Gradients are not cleared.": "gradients_cleared",
     "The learning rate is wrong or 0.": "learning_rate_trace",

@@ -205,9 +205,9 @@ def _notes(contenders: Sequence[Contender], runs: Sequence[RunReport]) -> Iterat
     yield from (f"{one.trainer}: failed {', '.join(one.failed)}" for one in contenders if one.failed)
     for one in contenders:
         if not one.repeats:
-            yield f"{one.trainer}: its losses are not the same in every turn, so that none of them can be repeated"
+            yield f"{one.trainer}: its losses differ between turns, so they cannot be reproduced"
     if busy := [run.others_busy_share or 0.0 for run in runs if run.too_busy]:
-        yield f"other processes used up to {max(busy):.0%} of the CPU time: believe no speed of these"
+        yield f"other processes used up to {max(busy):.0%} of the CPU time: do not trust these speeds"
 
 
 def _contender(trainer: str, runs: Sequence[RunReport], first: Sequence[RunReport]) -> Contender:

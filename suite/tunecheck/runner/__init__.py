@@ -211,7 +211,7 @@ def scratch_folder() -> Iterator[Path]:
         except OSError as error:
             raise SuiteError(
                 f"no temporary folder can be made in {tempfile.gettempdir() if folder else 'any of the usual places'}: "
-                f"{error.strerror or error}; make room, or set TMPDIR to a folder of yours"
+                f"{error.strerror or error}; free some space, or set TMPDIR to a writable folder"
             ) from error
         yield folder
 

@@ -71,7 +71,7 @@ def _lean(run: Run) -> Changes:
 
 def _cannot_offload(run: Run) -> str:
     if run.trainer != "native":
-        return "transformers' Trainer offloads nothing"
+        return "transformers' Trainer does not offload"
     if run.trains_base and run.training.precision == "fp16":
         return "fp16's gradient scaler cannot follow gradients to the CPU"
     return ""
@@ -80,7 +80,7 @@ def _cannot_offload(run: Run) -> str:
 FALLBACK_CHAIN: dict[str, FallbackStep] = {
     # about a third more time: every layer is computed twice
     "lean": FallbackStep(
-        "cuda", _lean, lambda run: "" if run.trainer == "native" else "transformers' Trainer has no loss in chunks"
+        "cuda", _lean, lambda run: "" if run.trainer == "native" else "transformers' Trainer cannot chunk the loss"
     ),
     # parameters, gradients and optimizer by FSDP2, or with adapters what the backward pass needs: takes host memory for
     # what it moves, and NCCL for parameters
@@ -114,7 +114,7 @@ def tries(run: Run, device: str) -> Iterator[AttemptStart]:
         wanted = {path: value for path, value in step.changes(held).items() if value != attrgetter(path)(held)}
         reason = step.obstacle(held)
         if not reason and not wanted and step.device == "cuda":
-            reason = "the run is that already"
+            reason = "it changes nothing"
         if reason:
             skipped.append(f"{name}: {reason}")
             continue

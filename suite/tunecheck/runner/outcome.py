@@ -106,7 +106,7 @@ def crash_of(exit_code: int | None, tail: str, *, began: bool, served: bool = Tr
         hint = " (the kernel's out-of-memory killer does this: look at dmesg)" if name == "SIGKILL" else ""
         cause = AttemptCause.KILLED if name in ("SIGKILL", "SIGTERM", "SIGHUP") else AttemptCause.SIGNAL
         return Outcome(AttemptOutcome.CRASHED, f"killed by {name}{hint}", cause)
-    guard = 'a script that trains must do it under `if __name__ == "__main__":`, since every child imports it'
+    guard = 'a script that trains must do so under `if __name__ == "__main__":`, because every child process imports it'
     why = "without saying why" if began else f"before its first line; {guard}"
     return Outcome(AttemptOutcome.CRASHED, f"ended with status {exit_code} {why}", AttemptCause.EXIT)
 

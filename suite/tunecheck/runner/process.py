@@ -156,7 +156,7 @@ def _log_file(log: Path) -> TextIO:
 
 def _work(request: Request, progress: Callable[[Any], None]) -> None:
     if request.run.parallel is not None:
-        raise Unsupported("--in-process trains in one process, and parallel.processes are several: leave one out")
+        raise Unsupported("--in-process trains in one process, but parallel.processes asks for several: remove one")
     from tunecheck.runner.child import carry_out
 
     carry_out(request, progress)

@@ -98,7 +98,7 @@ class TierSession:
         except OSError as error:
             raise TraceError(
                 f"{self.folder}: no report can be written there: {error.strerror}. "
-                "What to do: set TUNECHECK_REPORTS to a folder of yours"
+                "What to do: set TUNECHECK_REPORTS to a writable folder"
             ) from error
 
     def train(self, run: Run) -> Trace:
@@ -111,7 +111,7 @@ class TierSession:
             try:
                 # even a run of any device may not go to the CPU then
                 if self.require_gpu and not self.hardware.visible_gpus:
-                    raise MachineTooSmall(f"is to run on a GPU (--require-gpu), but {no_gpu(self.hardware)}")
+                    raise MachineTooSmall(f"needs a GPU (--require-gpu), but {no_gpu(self.hardware)}")
                 with self._cards.lease(run) as cards:
                     self._traces[run.name] = self._execute(run, tuple(card.uuid for card in cards))
             except MachineTooSmall as reason:
@@ -186,7 +186,7 @@ class TierSession:
         from tunecheck.runner import Runner
 
         if (self.folder / f"{run.stem}.jsonl").exists():
-            raise SuiteError("another worker of this session began this run and died; no run is trained twice")
+            raise SuiteError("another worker of this session started this run and died; no run is trained twice")
         return Runner(
             folder=self.folder,
             environment=self._environment,
@@ -206,7 +206,7 @@ def written(report: Report, folder: Path) -> Report:
         write_verdict(report, folder)
     except SuiteError as error:
         log.error(f"{error}\nThe verdict would be lost otherwise:\n{json_text(plain(report), indent=None)}")
-        note = "verdict.json could not be written, and no verdict is no pass"
+        note = "verdict.json could not be written; a session without a verdict does not pass"
         told = replace(report, verdict="inconclusive", history_notes=(*report.history_notes, note))
         return report if report.verdict == "fail" else told
     for name, content in FILES.items():

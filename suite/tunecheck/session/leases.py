@@ -73,7 +73,7 @@ class Cards(Frozen):
             if time.monotonic() > deadline:
                 raise SuiteError(
                     f"{run.name} waited {self.wait_seconds:g} s for {_whose(busy)}. What to do: wait for that session "
-                    "or end it; the lease goes with its process"
+                    "or end it; the lease ends with its process"
                 )
             if not reported:
                 log.info(f"{run.name}: waits for {_whose(busy)}")

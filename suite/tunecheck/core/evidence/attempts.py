@@ -139,7 +139,7 @@ class AttemptStart(Record):
     detail: str = ""
     """The error of the attempt before, as its end states it."""
     skipped_steps: tuple[str, ...] = ()
-    """Fallback steps that were passed over, each with why it does not apply: "lean: the run is that already"."""
+    """Fallback steps that were passed over, each with why it does not apply: "lean: it changes nothing"."""
     variant: MemoryVariant | None = None
     """Of an attempt made to compare."""
     changes: dict[str, Any] = field(default_factory=dict)

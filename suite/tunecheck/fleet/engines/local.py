@@ -22,7 +22,7 @@ from tunecheck.results.fleet import Place, places_of
 class Local:
     """Threads, each of which waits for one session."""
 
-    summary = "the cards of this machine, or its processor"
+    summary = "the GPUs of this machine, or its CPU"
     options: tuple[str, ...] = ()
     poll_seconds = 0.5
 
@@ -40,7 +40,7 @@ class Local:
         """Return the cards, by CUDA's order; without any, as many places on the processor as were asked for."""
         name = os.environ.get("TUNECHECK_NODE") or platform.node()  # a pod's own name is not that of its node
         if "/" in name or "\0" in name or name in (".", "..") or redacted(name) != name:
-            raise ConfigError([f"TUNECHECK_NODE={name!r}: should be the name of a node; it names a folder, too"])
+            raise ConfigError([f"TUNECHECK_NODE={name!r}: should be a node name that is also a valid folder name"])
         places = places_of(name, self._number)
         return places if self._cards else [replace(place, card=None) for place in places]
 

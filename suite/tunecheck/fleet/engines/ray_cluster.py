@@ -30,7 +30,7 @@ def task(folder: str, fleet: str, version: str, place: dict[str, Any]) -> dict[s
 class RayCluster:
     """Tasks of one session."""
 
-    summary = "a task on each card of a running Ray cluster"
+    summary = "a task on each GPU of a running Ray cluster"
     options: tuple[str, ...] = ("address",)
     poll_seconds = 1.0
 
@@ -48,8 +48,8 @@ class RayCluster:
         except Exception as error:  # ConnectionError without a cluster, RuntimeError for another version of Ray
             words = one_line(str(error), 400).rstrip(".")
             raise SuiteError(
-                f"--engine ray: no Ray cluster at {options.address}: {words}. What to do: `ray start --head` there, or "
-                "name it by --address"
+                f"--engine ray: no Ray cluster at {options.address}: {words}. What to do: run `ray start --head` "
+                "there, or give its address with --address"
             ) from None
         self._tasks: dict[Any, tuple[Place, Any]] = {}
         self._groups: list[tuple[Any, Sequence[Place], Request]] = []

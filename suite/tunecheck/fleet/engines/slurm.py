@@ -189,9 +189,9 @@ def _lost(state: str, job: Any) -> str:
     words = ENDED.get(state, f"the job ended without an answer (Slurm: {state})" if state else "Slurm forgot the job")
     log = Path(str(job.paths.stderr))
     if not log.exists():
-        unshared = f"its log is not in {log.parent}: a folder that the node does not share, or a node that never began"
+        unshared = f"its log is not in {log.parent}: the node does not share this folder, or never started"
         return f"{words}; {unshared}" if state not in ENDED else words
-    silent = "" if state in ENDED else f"its log is empty, as where {log.parent} is full"
+    silent = "" if state in ENDED else f"its log is empty, perhaps because {log.parent} is full"
     with contextlib.suppress(OSError):
         words = ": ".join(filter(None, [words, one_line("; ".join(last_lines(log, 2)), 300) or silent]))
     return words

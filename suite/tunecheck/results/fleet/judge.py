@@ -34,10 +34,10 @@ def judge_fleet(heard: Collection[Heard], *, interrupted: bool = False, **about:
     rows.sort(key=lambda row: (not row.odd, _ORDER.index(row.outcome), natural(row.place)))
     notes = []  # what the headline does not say of places
     if out := [row.place for row in rows if row.outcome == "skipped" and row.status is None]:
-        notes.append(f"not asked, since out of service already: {', '.join(out)}")
+        notes.append(f"not asked, because already out of service: {', '.join(out)}")
     if unsafe := sorted({row.node for row in rows if row.drain and not NODE_NAME.fullmatch(row.node)}):
         named = ", ".join(map(repr, unsafe))
-        notes.append(f"to drain, and not in drain.txt, which takes names of Slurm alone: {named}")
+        notes.append(f"to drain, but not in drain.txt, which takes only Slurm's node names: {named}")
     misconfigured = any(answer.status == Exit.MISCONFIGURED for answer in given)
     status = status_of({row.outcome for row in rows}, interrupted=interrupted, misconfigured=misconfigured)
     if status == Exit.TOO_SMALL and not given:  # nobody was asked: a node that is too small answers that it is

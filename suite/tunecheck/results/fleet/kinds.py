@@ -73,7 +73,7 @@ def agreements(group: Sequence[Member]) -> Iterator[tuple[str, Finding]]:
     """
     run = group[0].run
     if not run.deterministic:
-        yield from _unjudged(group, f"{run.run} does not set training.deterministic, so that its bits may differ")
+        yield from _unjudged(group, f"{run.run} does not set training.deterministic, so its bits may differ")
         return
     if len(group) == 1:
         yield from _unjudged(group, "no other node answered with this card or processor, driver, libraries and weights")
@@ -83,7 +83,7 @@ def agreements(group: Sequence[Member]) -> Iterator[tuple[str, Finding]]:
     if len(by_bits) > 1 and (2 * len(most) <= len(group) or (len(_nodes(most)) == 1 and len(_nodes(group)) > 1)):
         (one, *_), (other, *_), *_ = by_bits.values()
         words = f"{counted(len(group), 'place')} of this kind gave {len(by_bits)} results"
-        why = f"{words}: which is wrong cannot be said; ask a third node. {_departure(one, other)}"
+        why = f"{words}: tunecheck cannot tell which is wrong; ask a third node. {_departure(one, other)}"
         yield from _unjudged(group, why, expected=False)
         return
     for members in by_bits.values():
@@ -108,7 +108,7 @@ def _failed(member: Member, most: Sequence[Member], total: int) -> Finding:
         detail=f"{member.run.run}: {_departure(member, most[0])}",
         meaning="this card or processor computes wrongly without an error (silent data corruption), or its machine "
         "differs in something that is not part of the kind",
-        remedy="take it out of service, run its vendor's diagnostics, and ask it once more before it comes back",
+        remedy="take it out of service, run its vendor's diagnostics, and check it again before it returns",
         domain=Domain.HARDWARE,
         evidence=f"{len(most)} places of this kind agree to the last bit",
     )
