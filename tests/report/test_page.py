@@ -16,7 +16,7 @@ import pytest
 from html_page import MOST_BYTES, Page
 from metered import metered
 from report_rows import other
-from sessions import leaking, session
+from sessions import leaking, session, write_trace
 from traces import adding, blank, healthy, opened, with_record, with_run, without
 
 from tunecheck.checks import CHECKS
@@ -453,6 +453,19 @@ def test_where_it_came_from_is_told(tmp_path):
 
     for words in ("weights.sha256 abab", "data.sha256 cdcd", "setup.attention sdpa", "training.max_steps 6", "made up"):
         assert words in text
+
+
+def test_a_header_without_a_model_has_a_page(tmp_path, capsys):
+    """A damaged trace shows what is left of it."""
+    trace = healthy()
+    rest = {key: value for key, value in trace.header.run.items() if key != "model"}
+    header = dataclasses.replace(trace.header, run=rest)
+
+    write_trace(tmp_path / "trace.jsonl", dataclasses.replace(trace, header=header))
+
+    assert main(["page", str(tmp_path)]) == 0
+    assert capsys.readouterr().err == ""
+    assert "training.max_steps 6" in Page((tmp_path / PAGE_FILE).read_text(encoding="utf-8")).text
 
 
 def test_a_killed_session_is_judged_from_its_traces(tmp_path):

@@ -96,7 +96,7 @@ def settings(trace: Trace) -> list[tuple[str, str]]:
     on_the_page = ("checks", "features", "id", "tier", "description")
     run = {key: value for key, value in trace.settings.items() if key not in on_the_page}
     in_its_files = ("architecture", "sources")  # they are long
-    model = {key: value for key, value in run.pop("model").items() if key not in in_its_files}
+    model = {key: value for key, value in run.pop("model", {}).items() if key not in in_its_files}
     return list(facts({"model": model, **run}))
 
 
