@@ -232,3 +232,17 @@ def test_a_package_that_is_missing_is_named_with_what_installs_it():
     assert done.returncode == 4
     assert f"pydantic is not installed in {sys.prefix}; run pip install pydantic" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_package_that_does_not_load_is_told(tmp_path):
+    """As pydantic beside another pydantic-core. No traceback, and what it says itself."""
+    (tmp_path / "pydantic.py").write_text("raise SystemError('pydantic-core 2.50.5 is incompatible')\n")
+    code = "import sys; from tunecheck.cli import main; sys.exit(main(['doctor']))"
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, env=os.environ | {"PYTHONPATH": path}
+    )
+
+    assert done.returncode == 4
+    assert "does not load; pip check says more: pydantic-core 2.50.5 is incompatible" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -26,6 +26,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 file=sys.stderr,
             )
             return 4
+        except (ImportError, SystemError) as error:  # pydantic raises the latter beside another pydantic-core
+            if (getattr(error, "name", None) or "").startswith("tunecheck"):
+                raise
+            print(f"tunecheck: a package in {sys.prefix} does not load; pip check says more: {error}", file=sys.stderr)
+            return 4
         return run_command(parser(), arguments)
     finally:
         interrupts.close()
