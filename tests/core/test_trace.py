@@ -108,6 +108,8 @@ EXAMPLES: list[Record] = [
         cancelled=2,
         of_others=1,
         compared=9,
+        prompts=8,
+        pulled_alike=7,
     ),
     e.AnswersRated(rows=4, kinds=("False", "True"), looked=4, again=1),
     e.PositionGradients(step=1, padded=12, padding_share=0.0, raising=40, raising_own=1, followed=4, asked_behind=1),

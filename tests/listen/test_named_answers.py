@@ -107,6 +107,30 @@ def test_exchanged_answers_are_asked_about(kind, scores, names, tmp_path):
     assert "16 of 16 worse ones" in found.detail
 
 
+@pytest.mark.parametrize(("alternate", "found"), [(False, False), (True, True)])
+@pytest.mark.parametrize(("kind", "scores"), KINDS)
+def test_halves_of_a_batch_that_alternates_are_asked_about(kind, scores, alternate, found, tmp_path):
+    """Each half then holds both answers of a prompt. Nothing names the better ones. In fp32."""
+    torch.manual_seed(0)
+    small = {"vocab_size": 128, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+    model = kind(GPT2Config(**small, num_labels=1, pad_token_id=0, eos_token_id=1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    prompts = torch.randint(2, 128, (4, 4, 1, 12)).expand(4, 4, 2, 12)
+    rows = torch.cat([prompts, torch.randint(2, 128, (4, 4, 2, 12))], dim=-1)
+    with tunecheck.watch(
+        model=model, optimizer=optimizer, tokenizer=Letters(), folder=tmp_path / "report", steps=4, tell=False
+    ) as told:
+        for batch in rows:
+            one, other = scores(model, (batch if alternate else batch.transpose(0, 1)).flatten(0, 1)).chunk(2)
+            (-logsigmoid(0.1 * (one - other)).mean()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    finding = next(finding for finding in told.findings if finding.check == CHECK)
+
+    assert (finding.status is Status.SUSPECTED) is found, finding
+    assert ("for 16 of 16 prompts" in finding.detail) is found
+
+
 def test_a_loss_of_the_wrong_sign_is_asked_about(tmp_path):
     """Though its columns are right. In fp32."""
     found = preferring(tmp_path, *KINDS[0].values, ("chosen", "rejected"), data(), sign=-1)

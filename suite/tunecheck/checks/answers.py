@@ -335,6 +335,8 @@ NO_MINUS = "A policy's objective is minimised: the minus sign before the advanta
 NO_FIRST = "the first token of each answer may be a mark"
 BEGINS_LATE = "The mask of the answers is not shifted with the targets."
 NO_REFERENCE = "The reference is the policy itself: both share weights, or its adapters stay on."
+MIXED = "Chosen and rejected answers alternate in the batch, but the loss compares its two halves, or the reverse."
+BOTH_GOOD = "two answers of one prompt may both be good, or both be bad"
 OF_OTHERS = "One answer's log-probabilities are looked up with the other answer's tokens."
 
 
@@ -351,7 +353,7 @@ class BetterAnswersRaised(Check):
     convention = "a script may learn the rejected answers on purpose, or its columns may be named the wrong way round"
     meaning = f"""The chosen and the rejected column are swapped, by a map, a rename or the order of unpacking. Or the
     loss has the wrong sign: its log ratios are swapped, or the policy and its reference. {NO_MINUS} {ANSWERS_EQUAL}
-    {BEGINS_LATE} {NO_REFERENCE} {OF_OTHERS}"""
+    {BEGINS_LATE} {NO_REFERENCE} {OF_OTHERS} {MIXED}"""
     remedy = """Print a row's chosen and rejected answer as the loss receives them. Then check the signs: the loss must
     fall as the chosen answer gets likelier."""
 
@@ -362,6 +364,9 @@ class BetterAnswersRaised(Check):
     """Share of the pairs. It is 0 if the mask of the answers fits, and 1 if it is off by one."""
     max_of_others_share: float = 0.1
     """Share of the rows whose loss looks up another row's tokens. No row does by chance."""
+    max_alike_share: float = 0.75
+    """Share of the prompts with two answers. It is 0 for pairs, a half if the loss rates each answer for itself, and 1
+    if it compares answers of different prompts."""
     min_answers: int = 4
     """Answers, or pairs, needed for a share."""
     min_steps: int = 3
@@ -379,6 +384,10 @@ class BetterAnswersRaised(Check):
             detail = f"in {seen.of_others} of {seen.compared} rows the loss looks up the tokens of another row"
             share = seen.of_others / seen.compared
             return self.at_most(share, self.max_of_others_share, detail, meant=NO_PAIRS, causes=[OF_OTHERS])
+        if seen.pulled_alike > self.max_alike_share * seen.prompts and seen.prompts >= 2 * self.min_answers:
+            detail = f"both answers are raised, or both lowered, for {seen.pulled_alike} of {seen.prompts} prompts"
+            share = seen.pulled_alike / seen.prompts
+            return self.at_most(share, self.max_alike_share, detail, meant=BOTH_GOOD, causes=[MIXED])
         if seen.learned_late > self.max_late_share * seen.pairs and seen.pairs >= self.min_answers:
             detail = f"the loss leaves out the first token that differs in {seen.learned_late} of {seen.pairs} pairs"
             share = seen.learned_late / seen.pairs

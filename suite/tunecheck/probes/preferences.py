@@ -6,7 +6,7 @@ Whatever the formula of a preference loss, its gradient by the scores of an answ
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from functools import partial
-from itertools import islice
+from itertools import dropwhile, islice
 from typing import Any
 
 import torch
@@ -31,6 +31,8 @@ FEWEST_ROWS, MOST_MEAN = 4, 1e-3
 """Rows whose factors may be advantages, and their mean at most, in standard deviations: advantages are centred."""
 FEWEST_TOKENS = 8
 """Of a row, by which it is told whose tokens the loss raises."""
+SHARED = 8
+"""Tokens that two answers to one prompt begin with, and how many fewer any third row has in common with them."""
 FROM_STEP = 2
 """From which on a policy is not its reference any more: a schedule may begin with a rate of 0."""
 _Answer = tuple[list[int], list[bool]]
@@ -53,6 +55,8 @@ class PreferenceProbe(Probe[PreferencesLearned]):
         """Of each loss of margins, whether all of them are 0."""
         self._of_others, self._compared = 0, 0
         """Rows whose loss is of the tokens of other rows, and all that were looked at."""
+        self._alike = list[bool]()
+        """Of two rows that answer one prompt, whether the loss pulls both the same way."""
         self._late = list[bool]()
         """Of pairs of a raised and a lowered row, whether the first tokens in which they differ are not learned."""
 
@@ -65,6 +69,8 @@ class PreferenceProbe(Probe[PreferencesLearned]):
         """Digests of all that passes of each model are given of rows that are lowered, and of those that are raised."""
         self._answers: tuple[list[_Answer], list[_Answer]] = [], []
         """Rows of this step that are lowered, and those that are raised."""
+        self._one_way = list[tuple[list[int], bool]]()
+        """Tokens of the first rows of this step that are pulled one way, and whether it is up."""
         self._read = list[torch.Tensor]()
         """The next tokens of each row of this step."""
         self._astray = list[tuple[torch.Tensor, torch.Tensor]]()
@@ -108,6 +114,8 @@ class PreferenceProbe(Probe[PreferencesLearned]):
             raised = max(self._answers[1], key=lambda answer: in_common(lowered[0], answer[0]), default=lowered)
             if (late := _learned_late(lowered, raised)) is not None:
                 self._late.append(late)
+        if len({up for _, up in self._one_way}) == 2:
+            self._alike += _pulled_alike(self._one_way)
         for weighed in self._weighed.values():
             factors, told = torch.tensor([f for f, _ in weighed]), [pair for pair in weighed if pair[1] is not None]
             spread = float(factors.std()) if len(factors) >= FEWEST_ROWS else 0.0
@@ -128,7 +136,7 @@ class PreferenceProbe(Probe[PreferencesLearned]):
                 if any(better is not None for better, _ in by_name):
                     told, where = by_name, named[1]
         cancelled, unmoved = (len(steps) * all(steps) for steps in (self._cancelled, self._unmoved))
-        if told or cancelled or unmoved or self._of_others or any(self._late):
+        if told or cancelled or unmoved or self._of_others or any(self._late) or any(self._alike):
             seen = PreferencesLearned(
                 where=where,
                 chosen_raised=told[True, True],
@@ -138,6 +146,8 @@ class PreferenceProbe(Probe[PreferencesLearned]):
                 cancelled=cancelled,
                 pairs=len(self._late),
                 learned_late=sum(self._late),
+                prompts=len(self._alike),
+                pulled_alike=sum(self._alike),
                 unmoved=unmoved,
                 of_others=self._of_others,
                 compared=self._compared,
@@ -188,6 +198,9 @@ class PreferenceProbe(Probe[PreferencesLearned]):
             for up, tokens, used in zip(*(part.tolist() for part in known), strict=True):
                 if len(self._answers[up]) < OF_A_PASS:  # each is compared with each that goes the other way
                     self._answers[up].append((tokens, used))
+        room = OF_A_PASS - len(self._one_way)
+        first = zip(read[one_way][:room].tolist(), (total[one_way][:room] > 0).tolist(), strict=True)
+        self._one_way += [(_unpadded(tokens), up) for tokens, up in first]
         every = -(-len(read) // OF_A_PASS)  # rejected answers may lie behind all chosen ones
         pairs = zip((total > 0).tolist(), one_way.tolist(), strict=True)
         raised = [up if known else None for up, known in pairs]
@@ -196,6 +209,24 @@ class PreferenceProbe(Probe[PreferencesLearned]):
                 self._weighed[place] += zip(factors.tolist(), raised, strict=True)
         pulled = zip(read[one_way][::every].cpu(), (total[one_way][::every] > 0).tolist(), strict=True)
         self._rows += islice(pulled, MOST_ROWS - len(self._rows))
+
+
+def _unpadded(tokens: list[int]) -> list[int]:
+    """Return a row without the tokens that it repeats at its beginning, as padding on the left does."""
+    return [*dropwhile(lambda token: token == tokens[0], tokens)]
+
+
+def _pulled_alike(rows: list[tuple[list[int], bool]]) -> Iterator[bool]:
+    """Yield for each two rows that begin alike, as no third one does, whether both are pulled the same way."""
+    nearest = dict[int, int]()
+    for at, (tokens, _) in enumerate(rows):
+        others = ((in_common(tokens, other), place) for place, (other, _) in enumerate(rows) if place != at)
+        (shared, place), (next_shared, _), *_ = [*sorted(others, reverse=True), (0, -1)]
+        if shared >= next_shared + SHARED:
+            nearest[at] = place
+    for one, other in nearest.items():
+        if one < other and nearest.get(other) == one:
+            yield rows[one][1] == rows[other][1]
 
 
 def _learned_late(one: _Answer, other: _Answer) -> bool | None:
