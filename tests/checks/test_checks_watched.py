@@ -555,6 +555,7 @@ FAULTS = {
     "better_answers_raised": {
         "no reference": lambda: watched(dataclasses.replace(preferring(8, 0), unmoved=2)),
         "tokens of other rows": lambda: watched(dataclasses.replace(preferring(8, 0), of_others=8, compared=32)),
+        "both of a prompt": lambda: watched(dataclasses.replace(preferring(8, 0), prompts=8, pulled_alike=8)),
         "columns exchanged": lambda: watched(preferring(0, 24)),
         "half of the pairs": lambda: watched(preferring(10, 14)),
         "advantages": lambda: watched(dataclasses.replace(preferring(0, 24), where="")),
