@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from peft import LoraConfig, get_peft_model
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import BertConfig, BertForSequenceClassification, LlamaConfig, LlamaForCausalLM
 
+import tunecheck
+from tunecheck.core.finding import Status
 from tunecheck.listen.listener import Learning
 
 
@@ -57,3 +60,26 @@ def test_another_adapter_is_told_and_the_first_one_put_back(model):
         assert all(".default." in name for name in names(adapted))
     assert layer.active_adapters == ["second"]
     assert all(".second." in name for name in names(adapted))
+
+
+@pytest.mark.parametrize(("written", "status"), [(False, Status.PASSED), (True, Status.FAILED)])
+def test_what_a_classifier_thaws_is_not_its_base(written, status, tmp_path):
+    """Gradual unfreezing (arXiv 1801.06146), from the top; what is still frozen must stay. In fp32."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 4, "num_attention_heads": 2}
+    model = BertForSequenceClassification(BertConfig(vocab_size=32, num_labels=3, **sizes))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    model.bert.requires_grad_(False)
+    with tunecheck.watch(model=model, optimizer=optimizer, folder=tmp_path / "report", steps=4, tell=False) as told:
+        for step in range(5):
+            if step in (1, 3):
+                model.bert.encoder.layer[-step].requires_grad_(True)
+            model(input_ids=torch.randint(2, 32, (4, 8)), labels=torch.randint(0, 3, (4,))).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            with torch.no_grad():
+                model.bert.encoder.layer[0].output.dense.weight.add_(0.01 * written)
+    found = {finding.check: finding for finding in told.findings}["base_untouched"]
+
+    assert found.status is status, found
+    assert ("1 of 39 frozen tensors changed: bert.encoder.layer.0" in found.detail) is written

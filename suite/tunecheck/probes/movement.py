@@ -80,6 +80,7 @@ class MovementProbe(Probe[Movement]):
         frozen = list(_frozen(session))
         held = zip(digests(tensor for _, tensor in frozen), frozen, strict=True)
         self._frozen = {name: (before, tensor) for before, (name, tensor) in held}
+        self._thawed = set[str]()
         learnt = set(self._digests.values())
         heads = drawn_heads(session.model, session.folder) | unmarked_heads(session.model)
         adapted = tuple(f"{name}." for name in adapted_layers(session.model))
@@ -100,6 +101,7 @@ class MovementProbe(Probe[Movement]):
     def backward_end(self, session: Session, step: int) -> None:
         """Note the tokens that were read: a table of its own learns in their rows alone; of others, what learns."""
         self.hooks.remove()
+        self._thawed |= _thawed(session)
         if step < 2:
             self._without = [name for name, p in self._trainable if p.grad is None]
         if step == 1:
@@ -130,10 +132,11 @@ class MovementProbe(Probe[Movement]):
         # bitsandbytes has a packed layer's bias in its input's dtype
         held = ((name, bias, now[name]) for name, bias in self._biases.items() if name in now)
         rounded = {n for n, bias, got in held if bias.dtype != got.dtype and torch.equal(bias.to(got.dtype), got)}
+        self._frozen = {name: held for name, held in self._frozen.items() if name not in self._thawed}
         changed = [n for n, (before, _) in self._frozen.items() if found.get(n) != before and n not in rounded]
         live = dict(session.model.named_parameters())
         after = {name: live.get(name, old) for name, old in self._trainable}
-        appeared = [name for name in now if name not in self._frozen and name not in after]
+        appeared = [name for name in now if name not in {*self._frozen, *after, *self._thawed}]
         unused = {name for name, rows in self._learnt.items() if not rows.any()}
         vectors = {name for name in unused if self._parts[name].numel() == max(self._parts[name].shape)}
         idle = self._idle | vectors | {name for name in unused if "expert" in name or ADDED_TOKENS in name}
@@ -351,6 +354,12 @@ def _frozen(session: Session) -> Iterator[tuple[str, torch.Tensor]]:
         yield from session.model.named_buffers()
 
 
+def _thawed(session: Session) -> set[str]:
+    """Return what learns by now, where the script alone says what is to learn, as in gradual unfreezing."""
+    free = not session.run.holds(Premise.TRAINED_SET_DECLARED)
+    return {name for name, p in session.model.named_parameters() if free and p.requires_grad}
+
+
 class ContinuityProbe(Probe[Continuity]):
     """Keeps samples of all parameters and compares them at every moment of a step.
 
@@ -363,12 +372,14 @@ class ContinuityProbe(Probe[Continuity]):
         parameters = list(session.model.named_parameters()) if self._watched else []
         self._trained = _Samples([(name, p) for name, p in parameters if p.requires_grad], TRAINED_ELEMENTS)
         self._frozen = _Samples([(name, p) for name, p in parameters if not p.requires_grad], FROZEN_ELEMENTS)
+        self._thawed = set[str]()
         self._moments = 0
 
     def step_begin(self, session: Session, step: int, window: object) -> None:
         self._compare(step)
 
     def backward_end(self, session: Session, step: int) -> None:
+        self._thawed |= _thawed(session)
         self._compare(step)
 
     def step_end(self, session: Session, step: int, applied: bool) -> None:
@@ -382,7 +393,7 @@ class ContinuityProbe(Probe[Continuity]):
                 trained=self._trained.count,
                 frozen=self._frozen.count,
                 trained_changed=self._trained.changed(),
-                frozen_changed=self._frozen.changed(),
+                frozen_changed={n: at for n, at in self._frozen.changed().items() if n not in self._thawed},
             )
             self.emit(seen)
 
