@@ -176,6 +176,11 @@ def test_an_average_that_is_never_updated(updated, with_model, heard):
     assert [seen.start for seen in records] == [not updated]
 
 
+def on_save(model, path):
+    """As a callback writes adapters into a checkpoint's folder."""
+    saves.written(taken(model), path)
+
+
 def _save_checkpoint(model, path):
     """As transformers' Trainer has it."""
     saves.written(taken(model), path)
@@ -186,11 +191,12 @@ def _save_checkpoint(model, path):
     [
         (lambda model, folder: None, True),
         (lambda model, folder: _save_checkpoint(model, folder / "checkpoint"), True),
+        (lambda model, folder: on_save(model, folder / "checkpoint"), True),
         (lambda model, folder: saves.written(taken(model), folder / "trained"), False),
         (lambda model, folder: saves.written({n: v / 2 for n, v in taken(model).items()}, folder / "half"), False),
         (lambda model, folder: (folder / "early").unlink(), False),
     ],
-    ids=["nothing", "a Trainer's checkpoint", "the trained model", "an average", "no file is left"],
+    ids=["nothing", "a Trainer's checkpoint", "a callback's", "the trained model", "an average", "no file is left"],
 )
 @pytest.mark.parametrize("early", [True, False])
 def test_a_model_that_is_kept_as_it_was_before(early, then, told, tmp_path, monkeypatch):

@@ -212,7 +212,8 @@ class _Trained:
         )
         self.moved |= moved
         moved |= returned
-        if (seen.trained or seen.other) and not any(True for _ in _running("_save_checkpoint")):
+        checkpoint = any(True for function in ("_save_checkpoint", "on_save") for _ in _running(function))
+        if (seen.trained or seen.other) and not checkpoint:
             self._first = ""
         if file and seen.trained:
             self._files.add(file)
