@@ -107,6 +107,8 @@ MEANT = {
     ("labels_as_configured", "answers without their beginning"),
     ("loss_receives_logits", "a temperature for a scale"),
     ("loss_receives_logits", "one loss twice"),
+    ("loss_receives_logits", "a target that learns"),
+    ("loss_receives_logits", "weights of other classes"),
     ("loss_receives_logits", "positives of other texts"),
     ("loss_receives_logits", "positions that compete"),
     ("answers_end", "no mark of the assistant's turn"),
@@ -555,7 +557,6 @@ FAULTS = {
     "better_answers_raised": {
         "no reference": lambda: watched(dataclasses.replace(preferring(8, 0), unmoved=2)),
         "tokens of other rows": lambda: watched(dataclasses.replace(preferring(8, 0), of_others=8, compared=32)),
-        "both of a prompt": lambda: watched(dataclasses.replace(preferring(8, 0), prompts=8, pulled_alike=8)),
         "columns exchanged": lambda: watched(preferring(0, 24)),
         "half of the pairs": lambda: watched(preferring(10, 14)),
         "advantages": lambda: watched(dataclasses.replace(preferring(0, 24), where="")),
@@ -587,6 +588,8 @@ FAULTS = {
         "positions that compete": lambda: watched(e.ScoresGiven(functions=1, probabilities=(), over_positions=1)),
         "a temperature for a scale": lambda: watched(e.ScoresGiven(functions=1, probabilities=(), flat=1)),
         "one loss twice": lambda: watched(e.ScoresGiven(functions=2, probabilities=(), again=1)),
+        "a target that learns": lambda: watched(e.ScoresGiven(functions=1, probabilities=(), reversed=1)),
+        "weights of other classes": lambda: watched(e.ScoresGiven(functions=1, probabilities=(), weighed_up=1)),
         "positives of other texts": lambda: watched(e.ScoresGiven(functions=1, probabilities=(), mispaired=1)),
         "targets out of reach": lambda: watched(
             e.ScoresGiven(functions=1, probabilities=(), unreached=("MseLoss of outputs that reach -1 to 1",))
@@ -821,6 +824,17 @@ def test_answers_of_one_name_go_one_way(raised, status):
     assert finding.status is status, finding.detail
 
 
+@pytest.mark.parametrize(("alike", "status"), [(0, Status.UNJUDGED), (6, Status.UNJUDGED), (8, Status.SUSPECTED)])
+def test_answers_of_one_prompt_go_opposite_ways(alike, status):
+    """Where nothing names the better one. Rated one by one, a half goes the same way."""
+    seen = e.PreferencesLearned(
+        **dict.fromkeys(("chosen_raised", "chosen_lowered", "rejected_raised", "rejected_lowered"), 0),
+        **{"where": "", "prompts": 8, "pulled_alike": alike},
+    )
+    finding = CHECKS["better_answers_raised"]()(watched(seen))
+    assert finding.status is status, finding.detail
+
+
 @pytest.mark.parametrize(
     "seen",
     [
@@ -918,6 +932,7 @@ def test_passes_over_the_same_rows_are_no_accumulation():
         ({"at_0": ("positions",)}, Status.SUSPECTED),
         ({"layers_rest": True}, Status.SUSPECTED),
         ({"upper_rest": "3 of 4 layers of h"}, Status.SUSPECTED),
+        ({"frozen_tensors": 0, "rates_fall": "the rates of 4 layers of h fall from 1 to 0.5"}, Status.SUSPECTED),
         ({"frozen_tensors": 0}, Status.UNJUDGED),
         ({"frozen_tensors": 0, "misfrozen": ("body",)}, Status.SUSPECTED),
         ({"added": (512,)}, Status.SUSPECTED),
@@ -929,6 +944,7 @@ def test_passes_over_the_same_rows_are_no_accumulation():
         "a table of zeros",
         "no layer",
         "the last layers",
+        "the first layers most",
         "nothing is frozen",
         "an attribute in vain",
         "a new token",

@@ -10,6 +10,7 @@ from transformers import BertConfig, BertForSequenceClassification, LlamaConfig,
 import tunecheck
 from tunecheck.core.finding import Status
 from tunecheck.listen.listener import Learning
+from tunecheck.probes import movement
 
 
 def names(model):
@@ -83,3 +84,23 @@ def test_what_a_classifier_thaws_is_not_its_base(written, status, tmp_path):
 
     assert found.status is status, found
     assert ("1 of 39 frozen tensors changed: bert.encoder.layer.0" in found.detail) is written
+
+
+@pytest.mark.parametrize(
+    ("rates", "told"),
+    [
+        ([1e-3, 5e-4, 2e-4], "the rates of 3 layers of model.layers fall from 0.001 to 0.0002"),
+        ([2e-4, 5e-4, 1e-3], ""),
+        ([1e-3, 1e-3, 2e-4], ""),
+        ([1e-3, 5e-4, 0.0], ""),
+    ],
+    ids=["the first ones most", "the last ones most", "two kinds", "the last one rests"],
+)
+def test_rates_that_fall_toward_the_output_are_told(rates, told):
+    """The first layers of a pretrained model are to change least (ULMFiT, arXiv 1801.06146)."""
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=32, **sizes))
+    pairs = zip(model.model.layers, rates, strict=True)
+    of = {id(p): rate for layer, rate in pairs for p in layer.parameters()}
+
+    assert movement._rates_fall(model, of) == told

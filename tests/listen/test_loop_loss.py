@@ -502,6 +502,33 @@ def test_a_temperature_that_softens_one_side_of_a_divergence(divided, told):
     assert (calls.softened, later.softened, len(others)) == (told, False, 3)
 
 
+@pytest.mark.parametrize(("learns", "told"), [("input", 0), ("target", 1), ("both", 0)])
+def test_a_divergence_whose_target_alone_learns(learns, told):
+    """Student and teacher are exchanged; a mixture of both learns, too, as in GKD. In fp32."""
+    one, other = torch.randn(4, 6, 50), torch.randn(4, 6, 50)
+    one.requires_grad_(learns in ("input", "both"))
+    other.requires_grad_(learns in ("target", "both"))
+    calls = LossCalls()
+    calls.called("kl_div", one.log_softmax(-1), other.softmax(-1))
+
+    assert scores_given(one.sum() + other.sum(), calls).reversed == told
+
+
+@pytest.mark.parametrize(
+    ("weights", "told"),
+    [([0.5, 1.0, 4.0], 0), ([4.0, 1.0, 0.5], 1), ([1.0, 1.0, 1.0], 0), ([2.0, 0.0, 1.0], 0), (None, 0)],
+    ids=["rarer, heavier", "the other way round", "alike", "one is left out", "no weights"],
+)
+def test_the_most_frequent_class_has_not_the_largest_weight(weights, told):
+    """Of 16 labels that are counted, and of classes of which one is three times as frequent as another. In fp32."""
+    labels = torch.tensor([0] * 10 + [1] * 8 + [2] * 2)
+    labels = labels if weights != [2.0, 0.0, 1.0] else labels[:18].clamp(max=1)
+    scores = torch.randn(len(labels), 3, requires_grad=True)
+    loss = torch.nn.functional.cross_entropy(scores, labels, weight=None if weights is None else torch.tensor(weights))
+
+    assert scores_given(loss, LossCalls()).weighed_up == told
+
+
 class Largest(TorchDispatchMode):
     """Notes the largest tensor that is made in the block."""
 

@@ -15,6 +15,7 @@ OPAQUE = "the model is called with an object that tunecheck cannot look into, be
 NOT_LOADED = "A reference or teacher is built from a configuration, and its weights are never loaded."
 GOES_ON = "adapters may go on from a file, or the base may be made to fit them"
 BOTH_DRAWN = "LoRA's B is random like A, so adapters change the model before the first step."
+UPSIDE_DOWN = "The layer-wise decay of the learning rate runs the wrong way: the first layers should change least."
 RANDOM_TARGET = "a random network may be a target on purpose, as of a bonus for what is new"
 USUAL = {
     "lora_scale": (1 / 512, 64, "peft's default is 1, LoRA Without Regret has 32 at rank 1"),
@@ -39,7 +40,8 @@ class UsualTensorsLearn(Check):
     """Freshly initialised matrices and added tokens are trained, and so is some part of the layers.
 
     Freezing sets requires_grad of each parameter, not of a module. A matrix with its own low-rank factors is frozen,
-    and one of its two factors starts at 0. A second model that does not learn has loaded weights.
+    and one of its two factors starts at 0. A second model that does not learn has loaded weights. Rates by layer do not
+    fall toward the output.
     """
 
     needs = frozenset({"user_code"})
@@ -47,7 +49,7 @@ class UsualTensorsLearn(Check):
     meaning = f"""A name filter froze the new head along with the base. Or all layers are frozen, and no adapters were
     added. Or the script sets a module's requires_grad instead of calling requires_grad_(False). Or tokens were added,
     but with adapters their embeddings stay random. Or a position table is zeros with requires_grad=False. Or the slice
-    of frozen layers is reversed, and freezes the last ones. {BOTH_DRAWN} {NOT_LOADED}"""
+    of frozen layers is reversed, and freezes the last ones. {BOTH_DRAWN} {NOT_LOADED} {UPSIDE_DOWN}"""
     remedy = """Print each parameter's name and requires_grad before you create the optimizer. Unfreeze the named
     tensors. List added tokens in LoraConfig's trainable_token_indices, or the embeddings in modules_to_save."""
 
@@ -60,6 +62,10 @@ class UsualTensorsLearn(Check):
             detail = f"{len(seen.both_drawn)} modules have low-rank factors none of which is 0 at the start"
             detail += f": {some(seen.both_drawn)}"
             return self.at_most(len(seen.both_drawn), 0, detail, meant=GOES_ON, causes=[BOTH_DRAWN])
+        if seen.rates_fall:
+            return self.found(
+                False, seen.rates_fall, meant="the first layers may have most to learn", causes=[UPSIDE_DOWN]
+            )
         rests = () if "frozen" in trace.run.expected else trace.run.rests
         wrong = {
             f"every A of the adapters is frozen, as LoRA-FA has it, {len(rests)} in all: {some(rests)}": rests,

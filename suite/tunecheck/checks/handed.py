@@ -123,6 +123,16 @@ DOUBTFUL = {
         "targets may be sharper on purpose",
         "The distillation temperature divides only the student's logits, or only the teacher's.",
     ),
+    "reversed": (
+        "kl_div calls whose target learns, while their input does not",
+        "the reverse divergence may be meant, as in on-policy distillation or for a policy",
+        "Student and teacher are swapped in kl_div, whose first argument is the student's log-probabilities.",
+    ),
+    "weighed_up": (
+        "cross entropies whose most frequent class has a larger weight than the rarest one",
+        "weights may be the costs of errors",
+        "The class weights are in another order than the class numbers, as where one of them is sorted by name.",
+    ),
     "crossed": (
         "losses of outputs and targets of different shapes, which torch broadcasts",
         "all pairs may be meant, or one target for several outputs",

@@ -48,6 +48,8 @@ OF_PARTS = "SplitBackward0", "SplitWithSizesBackward0", "UnbindBackward0", "Sele
 """Functions that take a part of a tensor along one axis."""
 FEWEST_TARGETS = 4
 """Equal targets of two parts of one output."""
+MOST_CLASSES, FEWEST_LABELS, RARER = 100, 16, 3
+"""Classes of a weighted loss, labels by which they are counted, and how much rarer one of them is than another."""
 FEWEST_OF_A_ROW, BY_CHANCE, ONE_COPY = 256, 4.0, 0.999
 """Numbers of a row whose correlation tells something; how many standard errors of it come by chance in no row; and that
 of a copy."""
@@ -81,6 +83,8 @@ class LossCalls:
     """Losses of outputs and targets of shapes that differ."""
     softened: bool | None = None
     """Whether two temperatures make the first divergence's distributions of their logits."""
+    reversed: int = 0
+    """Divergences whose targets learn, and whose inputs do not."""
     over: bool = False
     """Whether the first loss is about to be differentiated, which further calls are no part of."""
 
@@ -106,6 +110,7 @@ class LossCalls:
             self.stretched += are_stretched(scores, target)
             return
         if not isinstance(scores, torch.Tensor) or not scores.requires_grad:
+            self.reversed += isinstance(scores, torch.Tensor) and getattr(target, "requires_grad", False)
             return
         self.functions += 1
         if isinstance(target, torch.Tensor) and target.shape == scores.shape:
@@ -162,7 +167,7 @@ def _centred(scores: torch.Tensor) -> torch.Tensor:
 def scores_given(tensor: torch.Tensor, calls: LossCalls) -> ScoresGiven:
     """Return what the loss's functions of scores are given: a softmax of probabilities is nearly flat."""
     calls.over, found, entropies = True, calls.wrong[:1], list[Any]()
-    counts = Counter(functions=calls.functions, softened=int(calls.softened or 0))
+    counts = Counter(functions=calls.functions, softened=int(calls.softened or 0), reversed=calls.reversed)
     unreached = [lie for node in terms_of(tensor) if (lie := _unreached(tensor, node)) is not None]
     foreign = [told for node in terms_of(tensor) if (told := _is_foreign_noise(node)) is not None]
     counts.update(functions=len(unreached) + len(foreign), foreign=sum(foreign))
@@ -193,6 +198,7 @@ def scores_given(tensor: torch.Tensor, calls: LossCalls) -> ScoresGiven:
                 bounded = given.name() == "LogSoftmaxBackward0" and loss_graph.straight_back(given.next_functions[0])[0]
                 found += ["cross_entropy of a Sigmoid"] if bounded and bounded.name() == "SigmoidBackward0" else []
                 counts.update({_likeness(node, other) for other in entropies} - {""})
+                counts["weighed_up"] += _weighs_up_the_frequent(node)
                 counts["mispaired"] += loss_graph.positives_without_twin(node)
                 entropies.append(node)
                 counts["exchanged"] += given.name() == "LogSoftmaxBackward0" and _exchanged_by_view(given)
@@ -232,6 +238,18 @@ def _likeness(node: Any, other: Any) -> str:
     several = target.numel() >= FEWEST_TARGETS and len(target.unique()) > 1
     made = _part_of(node) if several else None
     return "parts_alike" if made is not None and made == _part_of(other) else ""
+
+
+def _weighs_up_the_frequent(entropy: Any) -> bool:
+    """Return whether the most frequent of its few classes has a larger weight than the rarest one."""
+    weights, targets = loss_graph.saved(entropy, "weight"), entropy._saved_target.flatten()
+    if weights is None or weights.numel() > MOST_CLASSES:
+        return False
+    counts = torch.bincount(targets[targets >= 0], minlength=weights.numel())
+    counted = (counts > 0) & (weights > 0)
+    counts, weights = counts[counted], weights[counted]
+    told = len(counts) > 1 and int(counts.sum()) >= FEWEST_LABELS and int(counts.max()) >= RARER * int(counts.min())
+    return bool(told and weights[counts.argmax()] > weights[counts.argmin()])
 
 
 def _part_of(entropy: Any) -> Any:

@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from difflib import get_close_matches
 from itertools import accumulate
@@ -174,6 +174,7 @@ class MovementProbe(Probe[Movement]):
             uncalled=self._uncalled,
             added=tuple(sorted(token for token in self._read if token >= self._held)),
             upper_rest=_upper_rest(session.model),
+            rates_fall=_rates_fall(session.model, self._rates),
             layers_rest=_layers_rest(session.model, math.inf if session.run.holds(Premise.CAUSAL_LM) else A_HEAD),
             nonfinite=tuple(name for name, p in after.items() if not whole(p).isfinite().all()),
         )
@@ -306,14 +307,29 @@ def _layers_rest(model: Any, most: float) -> bool:
     return bool(learnt <= most * sum(p.numel() for p in {p for _, p in named}))
 
 
+def _stacks(model: Any) -> Iterator[tuple[str, list[torch.nn.Module]]]:
+    """Yield the name and the layers of each list of at least three layers of one class."""
+    for name, held in model.named_modules():
+        layers = [*held] if isinstance(held, torch.nn.ModuleList) else []
+        if len(layers) > 2 and len({*map(type, layers)}) == 1:
+            yield name, layers
+
+
 def _upper_rest(model: Any) -> str:
     """Return which layers at the end of a list rest whole, where those at its beginning learn; "" without any."""
-    for name, held in () if hasattr(model, "get_base_model") else model.named_modules():
-        layers = [*held] if isinstance(held, torch.nn.ModuleList) else []
+    for name, layers in () if hasattr(model, "get_base_model") else _stacks(model):
         learn = [any(p.requires_grad for p in layer.parameters()) for layer in layers]
-        alike = len({*map(type, layers)}) == 1 and len(layers) > 2
-        if alike and learn[0] and not learn[-1] and learn == sorted(learn, reverse=True):
+        if learn[0] and not learn[-1] and learn == sorted(learn, reverse=True):
             return f"{learn.count(False)} of {len(learn)} layers of {name}"
+    return ""
+
+
+def _rates_fall(model: Any, rates: Mapping[int, float]) -> str:
+    """Return the rates of layers that have the smaller ones the nearer they are to the output; "" without any."""
+    for name, layers in _stacks(model):
+        held = [max((rates.get(id(p), 0.0) for p in layer.parameters()), default=0.0) for layer in layers]
+        if len({*held}) > 2 and held == sorted(held, reverse=True) and held[-1] > 0:
+            return f"the rates of {len(layers)} layers of {name} fall from {held[0]:.3g} to {held[-1]:.3g}"
     return ""
 
 

@@ -216,6 +216,8 @@ class Movement(Record):
     """Tokens of the rows whose embeddings no file brought, and that do not learn."""
     upper_rest: str = ""
     """How many layers at the end of a list rest whole, where those at its beginning learn."""
+    rates_fall: str = ""
+    """Rates of layers that are the smaller the nearer a layer is to the output; empty for all others."""
     layers_rest: bool = False
     """Whether no matrix and no bias of the layers of a model of transformers learns, and no adapter of peft's."""
 

@@ -190,6 +190,8 @@ class ScoresGiven(Record):
     again: int = 0
     mispaired: int = 0
     softened: int = 0
+    reversed: int = 0
+    weighed_up: int = 0
     cut_at_0: int = 0
     parts_alike: int = 0
     ratios: int = 0
