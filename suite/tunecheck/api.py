@@ -106,7 +106,7 @@ def watch(
 def watch(trainer: Any = None, *, model: Any = None, **given: Any) -> Any:
     """Listen to a training of your own, and judge it when the block ends.
 
-    Give a transformers Trainer, or the `model` of a loop with its `optimizer` and `tokenizer` where those exist. With
+    Give a transformers Trainer, or the `model` of a loop with its `optimizer` (or a list of them) and `tokenizer`. With
     neither, return a callback: `Trainer(..., callbacks=[tunecheck.watch()])`. The first `steps` optimizer steps are
     judged; the training itself is not changed. `expect` adds what no object declares, by the keys of `tunecheck watch
     --expect`. `ignore` says by check why what it finds is meant. `strict` lets suspicions fail. The trace lies in

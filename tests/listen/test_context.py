@@ -73,6 +73,20 @@ def test_lazy_modules_are_heard_once_they_have_made_their_parameters(tmp_path):
     assert tunecheck.read_trace(path).all(LiveTensors)
 
 
+def test_a_loop_may_have_several_optimizers(tmp_path):
+    """One for each part of its model."""
+    model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.Linear(4, 2))
+    optimizers = [torch.optim.AdamW(part.parameters()) for part in model]
+    with tunecheck.watch(model=model, optimizer=optimizers, steps=3, folder=tmp_path, tell=False) as watched:
+        for _ in range(4):
+            model(torch.randn(3, 8)).square().mean().backward()
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+
+    assert any(finding.check == "optimizer_coverage" and finding.passed for finding in watched.findings)
+
+
 def test_a_block_reports_no_training_before_it(tmp_path):
     """Of another one in the same folder, as a second run of a script has."""
     first = in_a_loop(tmp_path, Script(steps=3))

@@ -41,7 +41,8 @@ class LoopHooks:
         self.follows = follows
         """Whether another training of this process was listened to before, whose model may still be called."""
         self.options, self.model, self.tokenizer = options, as_written(model), tokenizer
-        self.optimizers: list[Any] = [] if optimizer is None else [inner_optimizer(optimizer)]
+        given = optimizer if isinstance(optimizer, list | tuple) else [optimizer]
+        self.optimizers: list[Any] = [inner_optimizer(one) for one in given if one is not None]
         self.steps: LoopSteps | None = None
         """What hears the steps of the model, once it is found: the model is no longer held here."""
         self.differentiated = ""

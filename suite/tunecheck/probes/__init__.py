@@ -24,7 +24,6 @@ from tunecheck.probes.updates import UpdateProbe
 from tunecheck.training.events import Probe
 
 EXTENSIONS: tuple[type[Probe[Record]], ...] = tuple(probe for _, probe in extensions(EXTENSION_PROBES))
-"""Probes of other packages."""
 
 PROBES: tuple[type[Probe[Record]], ...] = (
     MovementProbe,  # first: it must see the weights before any other probe has touched them
