@@ -506,6 +506,15 @@ def test_a_file_of_an_array_is_no_model(heard):
     assert not records
 
 
+def test_rows_of_tokens_are_not_looked_through():
+    """There may be millions of them; a checkpoint may be a tuple that begins with a number."""
+    tensor = torch.ones(2)
+    rows = [{"input_ids": [*range(20)], "text": "a"}] * 3
+
+    assert [*saves.tensors_of((3, {"weight": tensor}, rows))] == [("1.weight", tensor)]
+    assert not [*saves.tensors_of([[tensor, *range(20)]])]
+
+
 class Sharded(torch.nn.Parameter):
     """A part of a tensor, of which only all ranks together see the whole."""
 

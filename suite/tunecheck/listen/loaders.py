@@ -242,6 +242,8 @@ def _told(row: Any, depth: int = 4) -> Iterator[bytes]:
         yield row.reshape(-1)[:: max(1, row.size // ELEMENTS)].tobytes()
     elif isinstance(row, str | bytes | int | float | None):
         yield repr(row).encode()
+    elif type(row) in (list, tuple) and {*map(type, row)} == {int}:  # tokens, a thousand of them in each of many rows
+        yield from map(b"%d".__mod__, row)
     else:
         row = row.tolist() if type(row).__module__ == "numpy" else row
         inside = row if type(row) in (list, tuple) else row.values() if type(row) is dict else vars(row).values()

@@ -241,8 +241,8 @@ def tensors_of(thing: Any, depth: int = 4) -> Iterator[tuple[str, torch.Tensor]]
     """
     if isinstance(thing, Module):
         thing = thing.state_dict()
-    elif isinstance(thing, list | tuple):
-        thing = dict(enumerate(thing))
+    elif isinstance(thing, list | tuple) and not (len(thing) > 16 and isinstance(thing[-1], int | float | str)):
+        thing = dict(enumerate(thing))  # others are a row's tokens, of which there may be millions
     if depth and isinstance(thing, Mapping) and "param_groups" not in thing:
         for name, held in thing.items():
             if isinstance(held, torch.Tensor):
