@@ -30,8 +30,6 @@ FEATURES = {
 """Feature of a training to what gives it one. The other features are those of the suite's own runs, or of all."""
 ALL = frozenset({"oracle", "user_code"})
 """Features that every training under watch has."""
-
-
 ONLY_OWN = "only in tunecheck's own runs: they have the rows, phases or limits for it"
 Told = dict[str, list[str]]
 """What is said of checks to their names."""

@@ -25,8 +25,6 @@ NOT_TWICE = (
     "where they write"
 )
 NO_CHECKPOINT = "the training saves no resumable checkpoint: save_strategy, save_only_model or ignore_data_skip"
-
-
 Runs = dict[AttemptPurpose, Trace]
 
 

@@ -29,8 +29,6 @@ FEWEST_TELLING = 16
 """Positions by which rows are told from columns, and one pass from another."""
 LOOKED_AT = 512
 """Positions of a pass at most whose gradient by the logits is searched for the token that it raises."""
-
-
 Fits = Callable[[torch.Tensor, torch.Size], bool]
 """(tokens, shape of numbers that a module returns) -> whether these are what is looked for."""
 
