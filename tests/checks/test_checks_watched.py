@@ -1204,7 +1204,7 @@ def test_last_tokens_that_are_asked_for_padding(followed, asked, status):
     finding = CHECKS["no_loss_on_padding"]()(trace)
 
     assert finding.status is status
-    assert ("rows are asked for the padding behind them" in finding.detail) is (status is Status.SUSPECTED)
+    assert ("rows have to predict the padding after them" in finding.detail) is (status is Status.SUSPECTED)
 
 
 @pytest.mark.parametrize(("steps", "status"), [(4, Status.SUSPECTED), (2, Status.PASSED)])
@@ -1533,7 +1533,7 @@ def test_a_loss_that_comes_back(losses, status):
     finding = of_losses(losses)
 
     assert finding.status is status, finding.detail
-    assert ("0.6931472, comes back to the last digit in steps [3]" in finding.detail) is (status is Status.SUSPECTED)
+    assert ("0.6931472, recurs to the last digit in steps [3]" in finding.detail) is (status is Status.SUSPECTED)
 
 
 @pytest.mark.parametrize(

@@ -76,12 +76,12 @@ def row_of(how, number, tokenizer):
     ("how", "told"),
     [
         *(("the answer", ""), ("all", ""), ("a learned end is padding", ""), ("the answer is quoted", "")),
-        ("the answer is shown", "have their answer in the prompt"),
+        ("the answer is shown", "contain their answer in the prompt"),
         ("the header", "have the mark that begins the model's turn supervised"),
         ("user and answer", "the user's turns supervised"),
         ("the user alone", "the user's turns supervised"),
         ("a start within", "have it again where the answer begins"),
-        ("the end is padding", "a masked token of padding"),
+        ("the end is padding", "a masked padding token"),
     ],
 )
 def test_what_is_learned_of_a_conversation(how, told, tmp_path):

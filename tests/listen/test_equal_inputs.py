@@ -119,7 +119,7 @@ def test_two_views_that_are_one(other, dropout, told, at_once, tmp_path):
 
     finding = found(model, losses(), tmp_path)
     assert finding.status is (Status.SUSPECTED if told else Status.PASSED)
-    assert ("one input is there twice" in finding.detail) is told
+    assert ("one input occurs twice" in finding.detail) is told
 
 
 @pytest.mark.parametrize("reads", [1, 2], ids=["a target", "one row for two heads"])

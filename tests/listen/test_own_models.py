@@ -1095,7 +1095,7 @@ def test_targets_in_front_of_the_tokens_that_are_read(tmp_path):
     finding = judged("no_target_leakage", tmp_path, Reader(causal=True), step)
 
     assert finding.status is Status.SUSPECTED
-    assert "in front of them" in finding.detail
+    assert "the previous token" in finding.detail
 
 
 class Digits(nn.Module):

@@ -192,7 +192,7 @@ def test_a_pooler_that_no_file_has_learns(how, heard, tmp_path):
     finding = heard("usual_tensors_learn", train)
     meant = how in ("thawed", "no classifier")
     assert finding.status is (Status.PASSED if meant else Status.SUSPECTED), finding.detail
-    assert ("of the layers learns" in finding.detail) is not meant
+    assert ("of the layers is trained" in finding.detail) is not meant
     assert ("bert.pooler.dense.weight" in finding.detail) is (how == "frozen")
 
 

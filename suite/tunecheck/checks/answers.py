@@ -30,14 +30,14 @@ LABEL_CAUSES = {
 }
 """Problem of a row to its cause, where it has only one."""
 ENDS_MASKED = "The padding token is also the end token, so masking padding masks both. The model never learns to stop."
-ENDS_OTHERWISE = "rows may end with a mark of their own, and these tokens be padding that is attended to"
+ENDS_OTHERWISE = "rows may end with their own mark, and these tokens may be padding that is attended to"
 LABELS_CUT = "Labels are truncated but tokens are not."
 PROMPTS_LEARNED = "Prompts are supervised, although the script declares answers only."
 OTHER_TOKENIZER = "The tokenizer belongs to another model."
 ANSWER_MASKED = "The masked prompt already contains the answer."
 DOUBTFUL = {
     "padding_ends": (
-        "rows have a masked token of padding, which is attended to, behind what is supervised",
+        "rows have a masked padding token, which is attended to, after the supervised text",
         "a script may attend to one token of padding, and end its answers otherwise",
         "The padding token is also the mark that ends an answer, and each one is masked.",
     ),
@@ -52,12 +52,12 @@ DOUBTFUL = {
         "The prompt is prepended to a text that already contains it.",
     ),
     "answers_shown": (
-        "rows have their answer in the prompt, too, at one distance before it",
+        "rows contain their answer in the prompt, too, at a constant distance before it",
         "a task may be to repeat what is given",
         "The prompt is built from the answer's field.",
     ),
     "begun_astray": (
-        "answers begin before the end of a template, or behind it, each at another distance",
+        "answers begin before or after the end of a template, at varying distances",
         "a text may be learned from the middle on",
         "The mask uses a wrong prompt length, such as the answer's, or one in characters.",
     ),
@@ -67,7 +67,7 @@ DOUBTFUL = {
         "The mask covers the wrong roles, or is inverted.",
     ),
     "headers_learned": (
-        "rows have the mark that begins the model's turn supervised with the answer, and not the prompt before it",
+        "rows have the mark that begins the model's turn supervised, but not the prompt before it",
         "a model may choose who speaks next",
         "The prompt is rendered without add_generation_prompt=True.",
     ),
@@ -162,7 +162,7 @@ CUT_ALIKE = "A length limit truncates the answers, and removes their end tokens.
 FIXED_WIDTH = "answers of one length, such as numbers of a fixed width, need no end"
 OTHER_FORM = "a model may be taught another form of chat than its template's"
 TURN_OPENED = "add_generation_prompt=True adds an empty turn after each answer, or a turn's mark is written twice."
-SCORED = "the loss is the script's own, as where answers are scored and never generated"
+SCORED = "the loss is the script's own, for example one that scores answers and never generates"
 
 
 class AnswersEnd(Check):
@@ -191,7 +191,7 @@ class AnswersEnd(Check):
         seen, given = trace.one(evidence.RowSpans).rows, trace.one(evidence.RowsGiven)
         unfilled, turns, unopened = given.turns_unfilled, given.turns, given.turns_unopened
         if unfilled >= self.min_unfilled and unfilled / turns > self.max_unfilled_share:
-            detail = f"{unfilled} of {turns} assistant turns are empty beside another one"
+            detail = f"{unfilled} of {turns} assistant turns are empty, next to another one"
             return self.at_most(unfilled / turns, self.max_unfilled_share, detail, causes=[TURN_OPENED])
         if unopened >= ENOUGH and unopened > self.max_unopened_share * len(seen):
             share = unopened / len(seen)
@@ -229,7 +229,7 @@ class WrittenAnswersEnd(Check):
     """
 
     needs = frozenset({"unknown_rows"})
-    convention = "a target may need no end token, as where all have one length or a mark of their own"
+    convention = "a target may need no end token, for example if all have one length or their own end mark"
     meaning = f"{NO_END} Or the end token is the padding token, and is masked with it. {FILLED} {BEGUN_TWICE}"
     remedy = "Let the tokenizer add special tokens to targets, or append eos_token. Replace label padding by -100."
 

@@ -68,7 +68,7 @@ class ForwardMatchesArchitecture(NumericCheck):
         detail = f"worst of {seen.relations} relations: {seen.worst}, off by {seen.error:.3g}"
         errors = (seen.error, calls.attention_error) if calls.attention_rows else (seen.error,)
         of_step = f"attention of the {calls.attention_rows} rows of a training step by {calls.attention_error:.3g}"
-        detail += f"; {of_step if calls.attention_rows else 'the attention of a training step was not compared'}"
+        detail += f"; {of_step if calls.attention_rows else 'no attention of a training step was compared'}"
         finer = []
         if seen.fp32_error is not None:
             detail += f"; in fp32 arithmetic {seen.fp32_error_at} by {seen.fp32_error:.3g}"

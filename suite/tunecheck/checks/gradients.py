@@ -105,7 +105,7 @@ class RecomputationEquals(Check):
         seen = trace.one(evidence.Recomputation)
         limit = max(self.max_noise_factor * seen.repeat_error, self.max_error)  # NaN stays NaN
         detail = f"with {seen.layers} layers recomputed the gradient is {seen.gradient_error:.3g} off"
-        detail += f", without them twice {seen.repeat_error:.3g}"
+        detail += f"; without recomputation two gradients differ by {seen.repeat_error:.3g}"
         return self.at_most(seen.gradient_error, limit, detail)
 
 

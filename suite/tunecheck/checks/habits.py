@@ -68,17 +68,17 @@ class UsualTensorsLearn(Check):
             )
         rests = () if "frozen" in trace.run.expected else trace.run.rests
         wrong = {
-            f"every A of the adapters is frozen, as LoRA-FA has it, {len(rests)} in all: {some(rests)}": rests,
-            f"{len(seen.drawn)} matrices are frozen as they were drawn at random: {some(seen.drawn)}": seen.drawn,
-            f"{len(seen.at_0)} matrices are frozen at 0, so that they add nothing: {some(seen.at_0)}": seen.at_0,
-            "no matrix and no bias of the layers learns, and no adapter lies before the head": seen.layers_rest,
+            f"every A of the adapters is frozen, as in LoRA-FA, {len(rests)} in all: {some(rests)}": rests,
+            f"{len(seen.drawn)} matrices are frozen at their random initial values: {some(seen.drawn)}": seen.drawn,
+            f"{len(seen.at_0)} matrices are frozen at 0, so they add nothing: {some(seen.at_0)}": seen.at_0,
+            "no matrix and no bias of the layers is trained, and no adapter lies before the head": seen.layers_rest,
             f"{seen.upper_rest} are frozen, the last ones, and the first ones learn": seen.upper_rest,
             f"new embeddings of {len(seen.added)} tokens are frozen: {some([*map(str, seen.added)])}": seen.added,
             f"an attribute that torch does not read is to freeze {some(seen.misfrozen)}, which learns": seen.misfrozen,
-            f"{len(seen.adapted)} matrices learn beside their low-rank factors: {some(seen.adapted)}": seen.adapted,
+            f"{len(seen.adapted)} matrices learn along with their low-rank factors: {some(seen.adapted)}": seen.adapted,
         }
         required(seen.frozen_tensors or seen.misfrozen or seen.adapted, "nothing is frozen")
-        return self.unless(holding(wrong), f"none of {seen.frozen_tensors} frozen tensors seems to be as it was drawn")
+        return self.unless(holding(wrong), f"none of {seen.frozen_tensors} frozen tensors looks random")
 
 
 RARE = "classes may be so unequal that the first steps hold one alone, or be taken in turn"
@@ -140,7 +140,7 @@ class BatchesChange(Check):
             return self.found(False, detail, measured=steps, limit=0, meant=VIEWS, causes=[COPIED])
         twins = [step.twins for step in given if step.twins is not None]
         if len(twins) >= self.min_steps and all(twins):
-            detail = f"one input is there twice, and the same weights read both, in each of {len(twins)} steps"
+            detail = f"one input occurs twice, and the same weights read both copies, in each of {len(twins)} steps"
             return self.at_most(len(twins), 0, detail, meant=WITH_ITSELF, causes=[ONE_VIEW])
         constant = [step.constant for step in given if step.constant is not None]
         if different > 1 and len(constant) >= self.min_steps and constant[0] and len({*constant}) == 1:
@@ -250,7 +250,7 @@ class ScheduleEnds(Check):
     def judge(self, trace: Trace) -> Finding:
         still = [seen for seen in trace.records(evidence.ScheduleTaken) if seen.never]
         if still and (steps := still[0].optimizer_steps) >= 2 * self.min_steps:
-            detail = f"a schedule is made, and never stepped in {steps} optimizer steps"
+            detail = f"a schedule is created, but never stepped in {steps} optimizer steps"
             return self.found(False, detail, measured=0, limit=1, causes=[NEVER_STEPPED])
         taken = [seen for seen in trace.records(evidence.ScheduleTaken) if seen.taken]
         seen = [schedule for schedule in taken if schedule.optimizer_steps >= self.min_steps]
@@ -269,7 +269,7 @@ class ScheduleEnds(Check):
             return self.at_most(share, self.max_after_end, detail, meant=COMES_AGAIN, causes=[TOO_SHORT])
         rising = [f"the warm-up has {one.warmup} of {one.taken} steps" for one in seen if one.warmup >= one.taken]
         over = [one for one in seen if 0 < one.made_for <= one.warmup < one.taken]
-        ended = [f"the rate is 0 after the warm-up, in {one.taken - one.warmup} of {one.taken} steps" for one in over]
+        ended = [f"after the warm-up the rate is 0 in {one.taken - one.warmup} of {one.taken} steps" for one in over]
         detail = f"the schedule has {worst.made_for} steps, the training takes {worst.taken}: a ratio of {ratio:.1f}"
         detail = "; ".join([detail] * bool(worst.made_for) + rising + ended)
         detail = detail or (f"a warm-up of {worst.warmup} steps" if worst.warmup else "a schedule without an end")

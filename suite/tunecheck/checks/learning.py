@@ -106,7 +106,7 @@ class LossMoves(Check):
         again = [step.step for step in later if abs(step.loss - losses[0]) <= self.min_spread * abs(losses[0])]
         fine_digits = max(map(binary_digits, losses)) > self.max_coarse_digits
         if losses[0] and fine_digits and 0 < len(again) < len(steps) / 2:
-            detail = f"the loss of step {steps[0].step}, {losses[0]:.7g}, comes back to the last digit in steps {again}"
+            detail = f"the loss of step {steps[0].step}, {losses[0]:.7g}, recurs to the last digit in steps {again}"
             return self.found(False, detail, measured=len(again), limit=0, meant=COMES_BACK)
         if spread <= self.min_spread:
             norms = [(step.learning_rate, step.gradient_norm) for step in steps[:-1]]

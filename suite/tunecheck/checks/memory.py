@@ -54,7 +54,7 @@ class LiveTensorsFlat(Check):
             grown -= last.copied - first.copied
             detail += f", {last.copied - first.copied} of them in {kept} full copies of the weights"
         if last.graphs > first.graphs and last.graphs > self.max_graphs * last.step:
-            detail = f"after step {last.step}, the graphs of {last.graphs} earlier steps are alive"
+            detail = f"after step {last.step}, the graphs of {last.graphs} earlier steps are still alive"
             share = last.graphs / last.step
             return self.at_most(share, self.max_graphs, detail, meant=LONG_GRAPH, causes=[LOSSES_ADDED])
         hooks = last.hooks - first.hooks

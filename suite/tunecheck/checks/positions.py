@@ -95,7 +95,7 @@ class NoLossOnPadding(Check):
         meant = "a script may have its rows' filling learned" if worst.padding_guessed else ""
         rows, asked = _sums(padded, "followed", "asked_behind")
         if worst.padding_share <= self.max_share and asked > self.max_asked_share * rows and rows >= self.min_rows:
-            detail = f"the last tokens of {asked} of {rows} rows are asked for the padding behind them"
+            detail = f"the last tokens of {asked} of {rows} rows have to predict the padding after them"
             return self.at_most(asked / rows, self.max_asked_share, detail, meant=PADDING_ENDS)
         return self.at_most(worst.padding_share, self.max_share, detail, meant=meant)
 
@@ -200,7 +200,7 @@ class RowsReachLoss(Check):
         known, unseen = _sums(steps, "tokens", "unseen")
         tokens = enough(known, self.min_tokens, "tokens of a causal model")
         share = unseen / tokens
-        detail = f"{share:.1%} of {tokens} tokens stand behind the last position of their row that the loss uses"
+        detail = f"{share:.1%} of {tokens} tokens come after the last position of their row that the loss uses"
         return self.at_most(share, self.max_unseen_share, detail)
 
 
@@ -262,7 +262,7 @@ class NoTargetLeakage(Check):
             detail = f"{second:.1%} of {positions} positions have the token after the next one as their target"
             return self.at_most(second, self.max_second_share, detail, meant=FURTHER_AHEAD, causes=[SHIFTED_TWICE])
         if (back := before / positions) > self.max_second_share:
-            detail = f"{back:.1%} of {positions} positions have the token in front of them as their target"
+            detail = f"{back:.1%} of {positions} positions have the previous token as their target"
             return self.at_most(back, self.max_second_share, detail, meant=BACKWARDS, causes=[SHIFTED_BACK])
         detail = f"{share:.1%} of {positions} positions have their own input token as their target"
         detail += f"; none of {asked} rows attends to the next token" if asked and not seeing else ""

@@ -410,7 +410,7 @@ class SavedAsTrained(Check):
         for old in (w.earlier for w in stale[-1:]):
             problems[f"{len(old)} tensors still have their initial values: {some(old)}"] = START_SAVED
         if first and not problems:
-            told = {f"the script itself saved {len(first[0].earlier)} tensors before the first step alone": SAVED_FIRST}
+            told = {f"the script itself saved {len(first[0].earlier)} tensors only before the first step": SAVED_FIRST}
             return self.unless(told, "", meant=COPY_OF_START)
         if seen[-1:] and seen[-1].blank and not problems:
             told = {"the adapter that is saved last has never learned: all its B are 0": FRESH_SAVED}
@@ -434,7 +434,7 @@ class SavedAsTrained(Check):
             problems[f"{base} plain base weights are saved, without what was trained"] = BASE_SAVED
             copied |= "adapters" not in trace.run.features or any(w.trained or w.other for w in seen)
         if not problems and any(w.unloaded for w in seen):
-            told = {"the plain base is saved of a model whose adapters were taken off, and not merged": BASE_SAVED}
+            told = {"the saved plain base is that of a model whose adapters were removed, not merged": BASE_SAVED}
             return self.unless(told, "", meant=COPY_OF_START)
         merged = [*trace.of_all_attempts(evidence.Merged), *trace.of_all_attempts(evidence.ReadBack)]
         nothing_trained = not merged and not any(w.trained or w.other > w.resting for w in seen)
@@ -443,9 +443,9 @@ class SavedAsTrained(Check):
             problems[words] = RESTING_SAVED
         if not problems and (wrapped := max(w.wrapped for w in seen)):
             told = {f"{wrapped} tensors of a folder have names within adapters: from_pretrained finds none": WRAPPED}
-            return self.unless(told, "", meant="who reads the folder may first put the adapters around the base")
+            return self.unless(told, "", meant="whoever loads the folder may first wrap the base in adapters")
         if nothing_trained and not problems and not all(w.tensors for w in seen):
             told = {"an empty dictionary is saved, and no trained tensor": NOTHING_SAVED}
-            return self.unless(told, "", meant="it may be there for something else than the model")
+            return self.unless(told, "", meant="it may serve something else than the model")
         meant = COPY_OF_START if copied and len(problems) == 1 else ""
         return self.unless(problems, f"up to {max(w.trained for w in seen)} trained tensors in a file", meant=meant)
