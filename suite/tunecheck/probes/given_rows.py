@@ -200,7 +200,7 @@ def _held(dataset: Any, size: int | None, wanted: set[Ids]) -> Counter[Ids] | No
         ids = row.get("input_ids") if hasattr(row, "get") else None
         if ids is None:
             return None
-        if (found := tuple(int(token) for token in ids)) in wanted:
+        if (found := tuple(ids.tolist() if hasattr(ids, "tolist") else map(int, ids))) in wanted:
             held[found] += 1
     return held
 
