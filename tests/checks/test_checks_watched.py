@@ -824,6 +824,15 @@ def test_answers_of_one_name_go_one_way(raised, status):
     assert finding.status is status, finding.detail
 
 
+@pytest.mark.parametrize(("used", "status"), [(0, Status.PASSED), (2, Status.PASSED), (8, Status.SUSPECTED)])
+def test_the_padding_of_answers_is_not_learned(used, status):
+    """Nor does a few rows' one tell anything."""
+    finding = CHECKS["better_answers_raised"]()(
+        watched(dataclasses.replace(preferring(24, 0), padded=8, padding_used=used))
+    )
+    assert finding.status is status, finding.detail
+
+
 @pytest.mark.parametrize(("alike", "status"), [(0, Status.UNJUDGED), (6, Status.UNJUDGED), (8, Status.SUSPECTED)])
 def test_answers_of_one_prompt_go_opposite_ways(alike, status):
     """Where nothing names the better one. Rated one by one, a half goes the same way."""

@@ -108,6 +108,8 @@ EXAMPLES: list[Record] = [
         cancelled=2,
         of_others=1,
         compared=9,
+        padded=4,
+        padding_used=3,
         prompts=8,
         pulled_alike=7,
     ),

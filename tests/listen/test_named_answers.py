@@ -432,3 +432,21 @@ def test_the_vocabulary_of_few_positions_is_searched(monkeypatch):
 
     assert sizes == [(8, 64)]
     assert (probe._compared, len(probe._astray)) == (8, 0)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "used", "pad", "told"),
+    [
+        ([5, 6, 7, 1, 0, 0], [0, 1, 1, 0, 0], 0, False),
+        ([5, 6, 7, 1, 0, 0], [0, 0, 1, 1, 0], 0, True),
+        ([5, 6, 7, 1, 1, 1], [0, 1, 1, 0, 0], 1, False),
+        ([5, 6, 7, 1, 1, 1], [0, 0, 1, 1, 0], 1, True),
+        ([5, 6, 7, 8, 9, 1], [0, 1, 1, 1, 1], 0, None),
+        ([5, 6, 7, 1, 0, 0], [1, 0, 0, 0, 0], 0, None),
+        ([5, 6, 7, 1, 0, 0], [0, 1, 1, 0, 0], None, None),
+    ],
+    ids=["ends", "late", "one mark for both", "late, one mark", "not padded", "its end is not used", "no mark"],
+)
+def test_the_padding_behind_an_answer_is_not_its_next_token(tokens, used, pad, told):
+    """Which a mask takes that is not shifted with the targets. The end token is 1."""
+    assert preferences._learns_padding(tokens, [*map(bool, used)], pad, 1) is told

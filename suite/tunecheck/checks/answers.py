@@ -332,6 +332,7 @@ class PairsDiffer(Check):
 NO_PAIRS = "rows may be compared with themselves as a control"
 A_COST = "the factors may be costs, which are to be lowered"
 NO_MINUS = "A policy's objective is minimised: the minus sign before the advantages is missing."
+AN_END = "padding may be what ends an answer"
 NO_FIRST = "the first token of each answer may be a mark"
 BEGINS_LATE = "The mask of the answers is not shifted with the targets."
 NO_REFERENCE = "The reference is the policy itself: both share weights, or its adapters stay on."
@@ -345,7 +346,7 @@ class BetterAnswersRaised(Check):
 
     Column names of the data set or the batches tell the better answers, or factors in the loss whose mean is 0. A
     supervised loss may raise both. No loss raises and lowers the same rows in every step. The loss uses the first token
-    in which two answers differ, and looks up each row's own tokens. A policy moves away from its reference.
+    in which two answers differ, no padding, and each row's own tokens. A policy moves away from its reference.
     """
 
     needs = frozenset({"user_code"})
@@ -361,7 +362,7 @@ class BetterAnswersRaised(Check):
     """Share of the answers. It is 0 for a preference loss, a reward model, or a supervised loss on chosen answers, and
     a half if answers of different prompts are compared."""
     max_late_share: float = 0.25
-    """Share of the pairs. It is 0 if the mask of the answers fits, and 1 if it is off by one."""
+    """Share of the pairs, or of the padded rows. It is 0 if the mask of the answers fits, and 1 if it is off by one."""
     max_of_others_share: float = 0.1
     """Share of the rows whose loss looks up another row's tokens. No row does by chance."""
     max_alike_share: float = 0.75
@@ -392,6 +393,10 @@ class BetterAnswersRaised(Check):
             detail = f"the loss leaves out the first token that differs in {seen.learned_late} of {seen.pairs} pairs"
             share = seen.learned_late / seen.pairs
             return self.at_most(share, self.max_late_share, detail, meant=NO_FIRST, causes=[BEGINS_LATE])
+        if seen.padding_used > self.max_late_share * seen.padded and seen.padded >= self.min_answers:
+            detail = f"the loss uses the padding behind the end as the next token in {seen.padding_used} of"
+            share, detail = seen.padding_used / seen.padded, f"{detail} {seen.padded} padded rows"
+            return self.at_most(share, self.max_late_share, detail, meant=AN_END, causes=[BEGINS_LATE])
         contrary = seen.chosen_lowered + seen.rejected_raised
         named = contrary + seen.chosen_raised + seen.rejected_lowered
         answers = enough(named, self.min_answers, "answers that the data name")

@@ -6,7 +6,7 @@ Whatever the formula of a preference loss, its gradient by the scores of an answ
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from functools import partial
-from itertools import dropwhile, islice
+from itertools import dropwhile, islice, takewhile
 from typing import Any
 
 import torch
@@ -45,6 +45,7 @@ class PreferenceProbe(Probe[PreferencesLearned]):
     def start(self, session: Session) -> None:
         models = [module for module in session.model.modules() if is_pretrained(module)]
         self._models = models or [session.called]
+        self._marks = [getattr(session.tokenizer, f"{name}_token_id", None) for name in ("pad", "eos")]
         self._rows: list[tuple[torch.Tensor, bool]] = []
         """Tokens of each row that the loss pulls one way, and whether it raises them."""
         self._rated = Counter[tuple[bool | None, bool]]()
@@ -57,6 +58,8 @@ class PreferenceProbe(Probe[PreferencesLearned]):
         """Rows whose loss is of the tokens of other rows, and all that were looked at."""
         self._alike = list[bool]()
         """Of two rows that answer one prompt, whether the loss pulls both the same way."""
+        self._padded = list[bool]()
+        """Of answers that are padded behind their end, whether the loss uses that as their next token."""
         self._late = list[bool]()
         """Of pairs of a raised and a lowered row, whether the first tokens in which they differ are not learned."""
 
@@ -136,7 +139,7 @@ class PreferenceProbe(Probe[PreferencesLearned]):
                 if any(better is not None for better, _ in by_name):
                     told, where = by_name, named[1]
         cancelled, unmoved = (len(steps) * all(steps) for steps in (self._cancelled, self._unmoved))
-        if told or cancelled or unmoved or self._of_others or any(self._late) or any(self._alike):
+        if told or cancelled or unmoved or self._of_others or any(self._late + self._alike + self._padded):
             seen = PreferencesLearned(
                 where=where,
                 chosen_raised=told[True, True],
@@ -146,6 +149,8 @@ class PreferenceProbe(Probe[PreferencesLearned]):
                 cancelled=cancelled,
                 pairs=len(self._late),
                 learned_late=sum(self._late),
+                padded=len(self._padded),
+                padding_used=sum(self._padded),
                 prompts=len(self._alike),
                 pulled_alike=sum(self._alike),
                 unmoved=unmoved,
@@ -198,6 +203,8 @@ class PreferenceProbe(Probe[PreferencesLearned]):
             for up, tokens, used in zip(*(part.tolist() for part in known), strict=True):
                 if len(self._answers[up]) < OF_A_PASS:  # each is compared with each that goes the other way
                     self._answers[up].append((tokens, used))
+                    if (beyond := _learns_padding(tokens, used, *self._marks)) is not None:
+                        self._padded.append(beyond)
         room = OF_A_PASS - len(self._one_way)
         first = zip(read[one_way][:room].tolist(), (total[one_way][:room] > 0).tolist(), strict=True)
         self._one_way += [(_unpadded(tokens), up) for tokens, up in first]
@@ -237,6 +244,16 @@ def _learned_late(one: _Answer, other: _Answer) -> bool | None:
     at = in_common(one[0], other[0])
     first, second = (any(used[at - 1 + more : at + more] == [True] for _, used in (one, other)) for more in (0, 1))
     return not first if at and (first or second) else None
+
+
+def _learns_padding(tokens: list[int], used: list[bool], pad: int | None, end: int | None) -> bool | None:
+    """Return whether the loss uses the first padding behind a row's end as its next token.
+
+    None of a row that has none, or whose end it does not use. Where padding is the end token, one of them ends the row.
+    """
+    padding = sum(1 for _ in takewhile(lambda token: token == pad, reversed(tokens))) - (pad == end)
+    at = len(tokens) - padding
+    return used[at - 1] if padding > 0 and at > 1 and (used[at - 2] or used[at - 1]) else None
 
 
 def _margins(node: Any) -> torch.Tensor | None:

@@ -188,6 +188,10 @@ class PreferencesLearned(Record):
     """Rows at whose places the loss looks up the tokens of another row."""
     compared: int = 0
     """Rows whose tokens are told from others."""
+    padded: int = 0
+    """Rows with padding behind their end."""
+    padding_used: int = 0
+    """Those of them of which the loss uses the first padding as a next token."""
     prompts: int = 0
     """Pairs of rows that begin alike, as no third one does, in steps that raise rows and lower rows."""
     pulled_alike: int = 0
