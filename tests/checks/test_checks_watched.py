@@ -1990,12 +1990,13 @@ def test_an_unknown_optimizer_may_begin_with_a_step_of_zero(unmoved, rule_known,
     ("calls", "words"),
     [
         (("clip nothing", "forward", "backward", "step", "clear"), "between zero_grad and backward"),
+        (("forward", "clip nothing", "idle step", "schedule"), "and no backward pass came before"),
         (("forward", "backward", "step", "clip in vain", "clear"), "after the optimizer step alone"),
         (("forward", "backward", "clip", "step", "clip in vain", "clear"), ""),
     ],
 )
 def test_clipping_that_changes_no_gradient_in_use_is_asked_about(calls, words):
-    """As a habit: it runs between zero_grad and backward, or behind the step alone, when gradients are used up."""
+    """As a habit: it runs between zero_grad and backward, in no step with a pass, or when gradients are used up."""
     trace = watched()
     for number in range(len(trace.all(e.CallOrder))):
         trace = with_record(trace, e.CallOrder, number, calls=calls)

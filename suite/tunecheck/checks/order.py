@@ -13,6 +13,7 @@ DISCARDED = "gradients are cleared before an optimizer uses them"
 DISCARDED_CLIPPED = "gradients are cleared before an optimizer uses them, though they were clipped"
 PILED_UP = "the optimizer uses gradients again, together with those of a later backward pass"
 PILED_UP_THERE = "another optimizer uses gradients again, together with those of a later backward pass"
+NO_BACKWARD = "the optimizer steps without a gradient, and no backward pass came before"
 TWICE = "the optimizer steps twice with the same gradients"
 EARLY = "the optimizer steps before the last backward pass of its window"
 CLIPPED_LATE = "clipping changes gradients after the optimizer step"
@@ -31,6 +32,7 @@ NEVER_ALLOCATED = "AdaLoRA's update_and_allocate is never called, so no rank is 
 MEANT = {
     CLIPPED_EARLY: "the accumulated gradient may be clipped on purpose before each micro-batch",
     DISCARDED_CLIPPED: "an optimizer may have kept them, as MARS (arXiv 2411.10438) does of a second batch",
+    NO_BACKWARD: "weights may learn without gradients, as by MeZO (arXiv 2305.17333)",
     CLIPPED_NOTHING: "the gradients may be those of another model, which rests in these steps",
     CLIPPED_IN_VAIN: "it may only measure their norm",
     NOT_RESTORED: "noise, or an update by hand, may move the weights for good",
@@ -41,6 +43,7 @@ CAUSES = {
     PILED_UP_THERE: "zero_grad is missing for one of several optimizers.",
     DISCARDED: "zero_grad runs between backward and the optimizer step, or between micro-batches.",
     DISCARDED_CLIPPED: "zero_grad runs between micro-batches.",
+    NO_BACKWARD: "A condition, such as one on the accumulation, skips loss.backward().",
     TWICE: "The loop or a callback steps the optimizer a second time.",
     SCHEDULE_TWICE: "The loop or a callback steps the schedule a second time.",
     EARLY: "The optimizer steps within an accumulation.",
@@ -57,7 +60,7 @@ CAUSES = {
     NEVER_ALLOCATED: "Nothing calls AdaLoRA's update_and_allocate.",
 }
 HABITS = frozenset({DISCARDED, DISCARDED_CLIPPED, PILED_UP, PILED_UP_THERE, CLIPPED_NOTHING, NOT_RESTORED})
-HABITS |= {SCHEDULE_EARLY, SCHEDULE_TWICE, CLIPPED_IN_VAIN}
+HABITS |= {NO_BACKWARD, SCHEDULE_EARLY, SCHEDULE_TWICE, CLIPPED_IN_VAIN}
 """What a training may do now and then: skip a bad batch, catch up with a schedule. Wrong only as a habit."""
 
 ELSEWHERE = "step of another optimizer"
@@ -146,7 +149,7 @@ def _faults(calls: Sequence[str], used: bool, *, one_pass: bool) -> Iterator[str
                 scaled = call == "scale"
             case "accumulate":
                 yield UNPREPARED
-            case "clip nothing":
+            case "clip nothing" if passes:
                 yield CLIPPED_NOTHING
             case "clip" if scaled:
                 yield CLIPPED_SCALED
@@ -163,6 +166,8 @@ def _faults(calls: Sequence[str], used: bool, *, one_pass: bool) -> Iterator[str
                 discarded = discarded or (fresh and not (again and (one_pass or clipped)))
                 fresh = used = clipped = piled = False
             case "step" | "idle step" | "skip":
+                if call == "idle step" and not passes:
+                    yield NO_BACKWARD
                 if stepped := call == "step":
                     yield from holding({STEPPED_SCALED: scaled, TWICE: used, PILED_UP: piled, EARLY: fresh and steps})
                     steps += 1
