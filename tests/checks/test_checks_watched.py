@@ -1990,7 +1990,7 @@ def test_an_unknown_optimizer_may_begin_with_a_step_of_zero(unmoved, rule_known,
     ("calls", "words"),
     [
         (("clip nothing", "forward", "backward", "step", "clear"), "between zero_grad and backward"),
-        (("forward", "clip nothing", "idle step", "schedule"), "and no backward pass came before"),
+        (("forward", "clip nothing", "idle step", "schedule"), "no backward pass has given its tensors a gradient"),
         (("forward", "backward", "step", "clip in vain", "clear"), "after the optimizer step alone"),
         (("forward", "backward", "clip", "step", "clip in vain", "clear"), ""),
     ],

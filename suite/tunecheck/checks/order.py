@@ -13,7 +13,7 @@ DISCARDED = "gradients are cleared before an optimizer uses them"
 DISCARDED_CLIPPED = "gradients are cleared before an optimizer uses them, though they were clipped"
 PILED_UP = "the optimizer uses gradients again, together with those of a later backward pass"
 PILED_UP_THERE = "another optimizer uses gradients again, together with those of a later backward pass"
-NO_BACKWARD = "the optimizer steps without a gradient, and no backward pass came before"
+NO_BACKWARD = "the optimizer steps, but no backward pass has given its tensors a gradient"
 TWICE = "the optimizer steps twice with the same gradients"
 EARLY = "the optimizer steps before the last backward pass of its window"
 CLIPPED_LATE = "clipping changes gradients after the optimizer step"
@@ -43,7 +43,7 @@ CAUSES = {
     PILED_UP_THERE: "zero_grad is missing for one of several optimizers.",
     DISCARDED: "zero_grad runs between backward and the optimizer step, or between micro-batches.",
     DISCARDED_CLIPPED: "zero_grad runs between micro-batches.",
-    NO_BACKWARD: "A condition, such as one on the accumulation, skips loss.backward().",
+    NO_BACKWARD: "A condition skips loss.backward(). Or the optimizer holds another model's tensors.",
     TWICE: "The loop or a callback steps the optimizer a second time.",
     SCHEDULE_TWICE: "The loop or a callback steps the schedule a second time.",
     EARLY: "The optimizer steps within an accumulation.",
