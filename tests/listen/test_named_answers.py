@@ -14,7 +14,7 @@ import torch
 from torch.nn.functional import logsigmoid
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
-from transformers import GPT2Config, GPT2ForSequenceClassification, GPT2LMHeadModel
+from transformers import GPT2Config, GPT2ForSequenceClassification, GPT2LMHeadModel, GPT2Model
 
 import tunecheck
 from tunecheck.core.finding import Status
@@ -63,6 +63,23 @@ def scores_of_rows(model, ids):
     return model(input_ids=ids).logits[:, 0]
 
 
+class OwnHead(torch.nn.Module):
+    """A pretrained body with a head of the script's own."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.body, self.head = GPT2Model(config), torch.nn.Linear(config.n_embd, 1)
+
+    def forward(self, input_ids):
+        """Return a score for each row."""
+        return self.head(self.body(input_ids).last_hidden_state[:, -1])
+
+
+def scores_by_own_head(model, ids):
+    """Each row's reward."""
+    return model(ids)[:, 0]
+
+
 def preferring(tmp_path, kind, scores, names, rows, sign=1):
     """Train the first of these names to be likelier than the second, and return the finding."""
     torch.manual_seed(0)
@@ -85,6 +102,7 @@ def preferring(tmp_path, kind, scores, names, rows, sign=1):
 KINDS = [
     pytest.param(GPT2LMHeadModel, scores_of_answers, id="policy"),
     pytest.param(GPT2ForSequenceClassification, scores_of_rows, id="reward"),
+    pytest.param(OwnHead, scores_by_own_head, id="own head"),
 ]
 
 

@@ -33,6 +33,13 @@ def in_chunks(model, batch):
     return sum(sums) / (batch["labels"][:, 1:] >= 0).sum()
 
 
+def by_name(model, batch):
+    """The decoder, and the head by the name of its argument."""
+    hidden = model.model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).last_hidden_state
+    logits = model.lm_head(input=hidden)
+    return cross_entropy(logits[:, :-1].flatten(0, 1), batch["labels"][:, 1:].flatten())
+
+
 def from_a_cache(model, batch):
     """The second half of each row after the keys and values of the first one, as of a truncated backpropagation."""
     half = batch["input_ids"].shape[1] // 2
@@ -81,6 +88,7 @@ CASES = {
     "embeddings with noise": {"loss": with_noise},
     "rows that go on from a cache": {"loss": from_a_cache},
     "a head called for each part of the positions": {"loss": in_chunks},
+    "a head called by name": {"loss": by_name},
     "gradients edited by hooks": {"optimizer": centred},
     "a rate in a tensor": {"optimizer": lambda model: torch.optim.AdamW(model.parameters(), lr=torch.tensor(1e-3))},
     "a rate of its own": {"optimizer": lambda model: Adafactor(model.parameters(), relative_step=True, lr=None)},

@@ -332,7 +332,10 @@ class WatchedEvaluation:
             return
         if self._rows is not None:  # a packed row holds one of the data set for each position 0
             begins = given.get("position_ids")
-            self._rows += len(labels) if begins is None else int((begins == 0).sum())
+            if begins is None or begins.shape != labels.shape:  # one of three axes is the time of a picture
+                self._rows += len(labels)
+            else:
+                self._rows += int((begins == 0).sum())
         if logits is None or logits.shape[:2] != labels.shape:
             self._seen = False
             return

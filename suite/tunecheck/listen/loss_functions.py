@@ -230,8 +230,8 @@ def _likeness(node: Any, other: Any) -> str:
 
     Those are parts of its last axis; along another one they are other rows, or views of one, which may be alike.
     """
-    target = node._saved_target
-    if target.numel() < 2 or not torch.equal(target, other._saved_target):
+    target, others = node._saved_target, other._saved_target
+    if target.device != others.device or target.numel() < 2 or not torch.equal(target, others):
         return ""
     if torch.equal(node._saved_self, other._saved_self):
         return "again"

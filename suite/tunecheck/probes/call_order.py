@@ -226,7 +226,7 @@ class CallOrderProbe(Probe[CallOrder]):
     def _on_schedule(self, schedule: Any, *given: Any, **named: Any) -> Callable[[Any], None] | None:
         """Note the outermost call for our optimizer; not the one that makes a schedule, nor one that names the step."""
         first = getattr(schedule, "_step_count", 1) == 0
-        if self._in_schedule or first or given or named or not self._is_own(schedule.optimizer):
+        if self._in_schedule or first or given or named or not self._is_own(getattr(schedule, "optimizer", None)):
             return None
         self._in_schedule = True
         self._look()

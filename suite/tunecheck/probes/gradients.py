@@ -251,14 +251,16 @@ class WeightGradientProbe(Probe[WeightGradient]):
         self._sums = {name: _Sums(users, self._special, evenly(len(users[0].weight), ROWS)) for name, users in chosen}
         for sums in self._sums.values():
             for module in sums.users:
-                self.hooks.after(module, partial(self._called, sums))
+                self.hooks.after(module, partial(self._called, sums), with_kwargs=True)
 
-    def _called(self, sums: _Sums, module: Any, args: Any, out: torch.Tensor) -> None:
+    def _called(self, sums: _Sums, module: Any, args: Any, named: dict[str, Any], out: torch.Tensor) -> None:
         """Have the gradient of this call's output add the call's part to the sums."""
         if not torch.is_grad_enabled():
             return
         sums.called.add(id(module))
-        given = [args[0].detach().to(out.device)]  # which a hook of accelerate's may do within the call
+        given = [
+            (args[0] if args else named["input"]).detach().to(out.device)
+        ]  # which a hook of accelerate's may do within the call
         if type(module) is torch.nn.Embedding and isinstance(sums.rows, slice):
             occurring = given[0].unique()
             sums.rows = occurring[evenly(len(occurring), ROWS)]

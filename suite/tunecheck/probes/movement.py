@@ -49,7 +49,7 @@ class MovementProbe(Probe[Movement]):
     """Keeps samples of what learns and digests of what does not."""
 
     def start(self, session: Session) -> None:
-        self._trainable = learning(session.model)
+        self._trainable = [(name, p) for name, p in learning(session.model) if p.numel()]
         # on the CPU: what is kept from step to step would be in the run's peak
         self._samples = {name: sample(p).cpu() for name, p in self._trainable}
         self._digests = {name: digest(p) for name, p in self._trainable}

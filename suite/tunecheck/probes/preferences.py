@@ -43,8 +43,8 @@ class PreferenceProbe(Probe[PreferencesLearned]):
     """Hooks what models return for rows: scores of their next tokens, or one score for each."""
 
     def start(self, session: Session) -> None:
-        models = [module for module in session.model.modules() if is_pretrained(module)]
-        self._models = models or [session.called]
+        models = {module for module in session.model.modules() if is_pretrained(module)}
+        self._models = models | {session.called}  # a head of the script's own may be what scores rows
         self._marks = [getattr(session.tokenizer, f"{name}_token_id", None) for name in ("pad", "eos")]
         self._rows: list[tuple[torch.Tensor, bool]] = []
         """Tokens of each row that the loss pulls one way, and whether it raises them."""
@@ -169,9 +169,10 @@ class PreferenceProbe(Probe[PreferencesLearned]):
         if found is None or len(found[1]) > 1:
             return
         read, (scores,) = found
-        # else those are labels, of a model that is given embeddings
-        if scores.grad_fn is not None and int(read.min()) >= 0:
-            factors = self._passes[scores.grad_fn._sequence_nr()] = []
+        number = scores.grad_fn._sequence_nr() if scores.grad_fn is not None else None
+        # else those are labels, of a model that is given embeddings, or what a model inside has returned
+        if number is not None and number not in self._passes and int(read.min()) >= 0:
+            factors = self._passes[number] = []
             tensors = (held for held in tree_leaves((args, given)) if isinstance(held, torch.Tensor) and held.ndim)
             rows = [read, *(held for held in tensors if held is not read and len(held) == len(read))]
             self.hooks.gradient(scores, lambda gradient: self._see(id(model), rows, pulls(read, gradient), factors))

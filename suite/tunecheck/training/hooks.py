@@ -210,7 +210,8 @@ def same_optimizer(one: Any, other: Any) -> bool:
 
     Of SAM (arXiv 2010.01412) the inner one alone steps, of Lookahead (arXiv 1907.08610) both do.
     """
-    return one is other or one.param_groups[0] is other.param_groups[0]
+    first, second = (getattr(each, "param_groups", [each])[0] for each in (one, other))
+    return first is second
 
 
 def inner_optimizer(optimizer: Any) -> Any:
