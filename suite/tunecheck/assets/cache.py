@@ -183,7 +183,6 @@ class Wanted(Frozen):
 
     @property
     def weights_bytes(self) -> int:
-        """Return the size of the weights in bf16."""
         return 2 * self.model.parameters
 
     def origin(

@@ -167,12 +167,10 @@ def is_whole(folder: Path) -> bool:
 
 
 def damaged(path: Path, what: str, remedy: str) -> WeightsDamaged:
-    """Return the error for a file whose content is wrong."""
     return WeightsDamaged(f"{path} is damaged: {what}. What to do: {remedy}.")
 
 
 def without_remedy(damage: WeightsDamaged) -> str:
-    """Return the damage alone, for where the remedy is carried out already."""
     return str(damage).partition(" What to do:")[0]
 
 

@@ -117,7 +117,6 @@ def _adapted_linears(trace: Trace) -> int:
 
 
 def _lora(trace: Trace) -> LoraSnapshot:
-    """Return the adapters' settings. Raises MissingEvidence where the run has none."""
     return recorded(trace.run.lora, "the run has no adapters")
 
 

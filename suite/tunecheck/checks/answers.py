@@ -412,5 +412,4 @@ class BetterAnswersRaised(Check):
 
 
 def _distinct(rows: Iterable[evidence.RowSpan]) -> list[evidence.RowSpan]:
-    """Return each row once, however many epochs it came in."""
     return list({(row.row, row.answer): row for row in rows}.values())

@@ -58,7 +58,6 @@ CLOCK_FALL = 0.03
 
 
 def on_gpu(trace: Trace) -> bool:
-    """Return whether the attempt that counts trained on a GPU. Raises MissingEvidence when it never got so far."""
     return trace.one(Setup).device.startswith("cuda")
 
 
@@ -147,7 +146,6 @@ def busy_host(trace: Trace) -> str:
 
 
 def busy_words(share: float) -> str:
-    """Return how much CPU time other processes used, as a clause."""
     return f"other processes used {share:.0%} of the CPU time while it trained"
 
 
@@ -193,7 +191,6 @@ def hardware_faults(trace: Trace) -> list[str]:
 
 
 def _on_each_card(trace: Trace) -> list[Attempt]:
-    """Return every attempt, as each of its ranks saw it: each had a GPU of its own."""
     return [attempt.of_rank(rank) for attempt in trace.attempts for rank in (0, *attempt.of_ranks)]
 
 

@@ -55,7 +55,6 @@ class RunFile:
 
     @property
     def comparison(self) -> str:
-        """Return tier and file of the comparison; empty for a file of one run."""
         return f"{self.tier}/{self.path.stem}" if self.entry else ""
 
     @property

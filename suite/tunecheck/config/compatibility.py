@@ -33,7 +33,6 @@ def require_count(run: Run) -> None:
 
 
 def broken_rules(run: Run) -> Broken:
-    """Yield every rule between the keys of this run that is broken."""
     for rules in (_sections, _model, _adapters, _steps, _data, _probes, _placement, _parallel, _rescale, _trainer):
         yield from rules(run)
 

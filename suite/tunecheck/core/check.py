@@ -64,7 +64,6 @@ class Check(Frozen, ABC):
     @classmethod
     @cache  # each test of a tier asks it of all checks
     def features(cls) -> frozenset[str]:
-        """Return the features of a run among what the check needs."""
         return cls.needs.difference(Premise)
 
     @property
@@ -239,7 +238,6 @@ def grouped(pairs: Iterable[tuple[K, T]]) -> dict[K, list[T]]:
 
 
 def holding(sentences: Mapping[str, object]) -> list[str]:
-    """Return those of these sentences whose condition is true."""
     return [sentence for sentence, condition in sentences.items() if condition]
 
 

@@ -11,7 +11,6 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def cache_folder() -> Path:
-    """Return the folder for converted models and data: $TUNECHECK_CACHE, else ~/.cache/tunecheck."""
     return from_home(os.environ.get("TUNECHECK_CACHE") or "~/.cache/tunecheck")
 
 
@@ -105,7 +104,6 @@ def evidence_folder() -> Path:
 
 
 def baselines_folder() -> Path:
-    """Return the folder of accepted baselines, made for committing: $TUNECHECK_BASELINES, else baselines/."""
     return Path(os.environ.get("TUNECHECK_BASELINES") or project_folder() / "baselines")
 
 

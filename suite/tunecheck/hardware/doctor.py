@@ -63,7 +63,6 @@ def format_diagnoses(diagnoses: Sequence[Diagnosis]) -> str:
 
 
 def memory_size(size_bytes: int | None) -> str:
-    """Return a size for a reader, such as "3.2 GiB"; "? GiB" for None."""
     return "? GiB" if size_bytes is None else human_bytes(size_bytes)
 
 
@@ -317,7 +316,6 @@ def hub() -> Iterator[Diagnosis]:
 
 
 def environment(hardware: Hardware) -> Iterator[Diagnosis]:
-    """Diagnose environment variables that distort what the suite measures."""
     for name, effect in _DISTORTING.items():
         if (value := hardware.environment.get(name, "")) not in ("", "0"):
             yield warning(name, f"is set to {value}: {effect}", "unset it, unless this is what you want to test")

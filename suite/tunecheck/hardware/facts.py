@@ -131,5 +131,4 @@ class Hardware(NvmlView):
 
     @property
     def usable_gpus(self) -> tuple[Gpu, ...]:
-        """Return those of them that allow compute."""
         return tuple(gpu for gpu in self.visible_gpus if gpu.compute_mode != "prohibited")

@@ -23,7 +23,6 @@ DEVICES = (Path("/dev/nvidiactl"), Path("/dev/nvhost-gpu"), Path("/dev/nvhost-ct
 
 
 def fault(state: NvmlState, problem: str, remedy: str) -> NvmlView:
-    """Return a view in which NVML, the driver or a GPU has this fault."""
     return NvmlView(nvml_state=state, nvml_problem=problem, nvml_remedy=remedy)
 
 

@@ -223,7 +223,6 @@ class Store:
         return list(self._newest(" AND ".join(given) or "1", tuple(given.values()), last))[::-1]
 
     def runs(self) -> list[str]:
-        """Return the names of the runs that have an entry, sorted. Raises HistoryError."""
         return [run for (run,) in self._rows("SELECT DISTINCT run FROM entries ORDER BY run")]
 
     def peaks(self, fingerprint: str) -> list[tuple[str, int, str]]:
@@ -258,7 +257,6 @@ class Store:
         yield from self._rows(query, *values, -1 if last is None else last, make=_entry)
 
     def _rows(self, query: str, *values: Any, make: Callable[[Any], Any] = tuple) -> Iterator[Any]:
-        """Yield what is made of each row that this query finds; nothing without a file."""
         if self.path.exists():
             with self._open() as connection:
                 yield from map(make, connection.execute(query, values))

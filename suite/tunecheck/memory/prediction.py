@@ -117,7 +117,6 @@ class Prediction(Frozen):
 
     @property
     def fits(self) -> dict[int, bool]:
-        """Return GPU size in GB to whether such a GPU holds the run."""
         return {size: self.process_bytes <= size * 10**9 for size in CARD_CLASSES_GB}
 
     def to_json(self) -> dict[str, Any]:

@@ -29,7 +29,6 @@ def layer_count(names: Iterable[str], at_least: int) -> int:
 
 
 def enough(count: int, at_least: int) -> None:
-    """Require this many layers. Raises Unsupported."""
     if count < at_least:
         needed = f"this strategy needs {at_least} or more to tell those it trains from the others"
         raise Unsupported(f"the model has {count} decoder layers, and {needed}; use another model, or strategy: full")
@@ -53,7 +52,6 @@ def is_compiled(model: Any) -> bool:
 
 
 def as_written(model: Any) -> Any:
-    """Return the model inside of torch.compile's module, and any other as it is."""
     return model._orig_mod if is_compiled(model) else model
 
 
@@ -74,12 +72,10 @@ def base_of(model: Any) -> Any:
 
 
 def text_config(config: Any) -> Any:
-    """Return the part of transformers' configuration that is about text, where it has several; else all of it."""
     return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
 def attention_kernel(model: Any) -> str:
-    """Return the kind of attention that a model of transformers is switched to; "" of any other."""
     return str(getattr(getattr(model, "config", None), "_attn_implementation", ""))
 
 

@@ -263,7 +263,6 @@ def _table(runs: Sequence[RunView]) -> Iterator[str]:
 
 
 def _section(title: str, lines: Iterable[str]) -> Iterator[str]:
-    """Yield the lines under a heading; nothing at all when there are none."""
     if held := [*lines]:
         yield from ("", f"### {title}", "", *held)
 

@@ -70,7 +70,6 @@ def said_of(row: NodeRow) -> list[tuple[str, str]]:
 
 
 def failures(row: NodeRow) -> Iterator[Finding]:
-    """Yield what only the fleet shows to be wrong with a place."""
     yield from (finding for finding in row.findings if finding.status is Status.FAILED)
 
 

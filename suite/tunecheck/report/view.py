@@ -74,7 +74,6 @@ class Failure(Frozen):
 
     @property
     def indent(self) -> int:
-        """Columns before the text of each row of its block."""
         return 4 + max((len(label) for label, _ in self.rows), default=0)
 
     def block(self, columns: int = BLOCK_COLUMNS) -> str:
@@ -100,7 +99,6 @@ class Unjudged(Frozen):
 
     @property
     def names(self) -> str:
-        """The first checks by name, the others counted: "a, b, c, d, e and 12 more"."""
         return some(self.checks, MOST_NAMES)
 
 

@@ -145,7 +145,6 @@ class RunReport(Frozen):
 
     @property
     def misconfigured(self) -> bool:
-        """Whether it did not train because its configuration is wrong."""
         return [tried.outcome for tried in self.trainings[-1:]] == [evidence.AttemptOutcome.MISCONFIGURED]
 
     @property
@@ -189,7 +188,6 @@ class RunReport(Frozen):
 
     @property
     def suspected(self) -> list[Finding]:
-        """The checks whose rule was broken, maybe on purpose."""
         return [finding for finding in self.findings if finding.status is Status.SUSPECTED]
 
     @property
@@ -256,7 +254,6 @@ class Report(Frozen):
 
     @property
     def regressions(self) -> list[FigureComparison]:
-        """The figures that are worse than their baseline: a warning, unless --fail-on-regression is given."""
         return [comparison for comparison in self.figure_comparisons if comparison.status == "worse"]
 
 
@@ -396,7 +393,6 @@ def status_of(outcomes: Collection[str], *, interrupted: bool, misconfigured: bo
 
 
 def verdict_by(status: int) -> Verdict:
-    """Return the verdict that this exit status stands for."""
     return "pass" if status == Exit.PASS else "fail" if status == Exit.FAIL else "inconclusive"
 
 
@@ -467,7 +463,6 @@ def _weights(weights: evidence.Weights) -> str:
 
 
 def data_words(data: evidence.Dataset) -> str:
-    """Return source, identifier@revision, the start of the digest, numbers of rows."""
     return f"{data.source} {_pinned(data)} {data.sha256[:12]} {data.rows} + {data.heldout_rows} rows"
 
 

@@ -28,7 +28,6 @@ def without_secrets(record: R) -> R:
 
 
 def json_text(held: Any, indent: int | None = 1) -> str:
-    """Return values of JSON as the content of a file, a line without `indent`."""
     return json.dumps(held, allow_nan=False, ensure_ascii=False, indent=indent) + "\n"
 
 
@@ -74,5 +73,4 @@ VERDICTS = Stored(Report, what=_WHAT, remedy="judge the traces beside it again")
 
 
 def write_verdict(report: Report, folder: Path) -> Path:
-    """Write verdict.json atomically and return its path. Raises SuiteError when the folder cannot be written."""
     return write_record(report, folder / VERDICT_FILE)

@@ -37,7 +37,6 @@ class Request(Frozen):
 
     @property
     def written(self) -> tuple[Path, ...]:
-        """The folders that the attempt writes into."""
         return (self.checkpoint.parent, self.trace.parent)
 
 

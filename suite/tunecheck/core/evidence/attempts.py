@@ -61,7 +61,6 @@ class AttemptCause(StrEnum):
 
 
 def outcome_words(outcome: str) -> str:
-    """Return an attempt's outcome as the predicate of a sentence; one without words of its own as it is."""
     return _OUTCOME_WORDS.get(outcome, str(outcome))
 
 
@@ -159,7 +158,6 @@ class AttemptStart(Record):
 
     @property
     def configuration(self) -> str:
-        """The fallback step, or "as configured"."""
         return self.fallback_step or MemoryVariant.AS_CONFIGURED.value
 
 

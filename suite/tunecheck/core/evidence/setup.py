@@ -36,7 +36,6 @@ class Setup(Record):
 
     @property
     def exact(self) -> bool:
-        """Return whether the training computes with all the bits of fp32."""
         return self.precision == "fp32" and not self.rounds_products
 
 

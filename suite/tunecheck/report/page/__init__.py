@@ -132,7 +132,6 @@ def template(name: str) -> Template:
 
 @lru_cache
 def verbatim(*names: str) -> Markup:
-    """Return these files of this folder as they are."""
     return Markup("".join((Path(__file__).parent / name).read_text(encoding="utf-8") for name in names))
 
 

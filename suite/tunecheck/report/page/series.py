@@ -99,7 +99,6 @@ def _card_memory(main: Attempt, ceiling_mib: float | str | None) -> Chart:
 
 
 def _bar(at: float, seconds: float, held_bytes: int | None) -> list[Point]:
-    """Return both ends of a bar; none where nothing was measured."""
     return [] if held_bytes is None else [(at, held_bytes / GIB), (at + seconds, held_bytes / GIB)]
 
 
