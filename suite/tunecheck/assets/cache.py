@@ -31,7 +31,6 @@ class Shelf(Frozen):
     """Folder of one model or data set in the cache, held by this process alone."""
 
     model: str
-    """Name of the model or data set, for messages."""
     folder: Path
 
     def target(self, kind: str, *parts: Any) -> Path:

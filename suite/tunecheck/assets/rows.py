@@ -28,7 +28,6 @@ CONVERSION = 1
 
 SPLITS = ("train", "heldout")
 Pair = tuple[str, str]
-"""Instruction and response."""
 
 
 def resolve(data: Data, *, instead: bool = True) -> tuple[Dataset, Data]:

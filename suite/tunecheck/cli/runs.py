@@ -219,7 +219,6 @@ class Count(Frozen):
     tensors: int | None = None
     parameters: int | None = None
     percent: float | None = None
-    """Trained parameters in percent of the model's own."""
     refused: str = ""
     """Why the strategy does not fit the model; then nothing is counted."""
 

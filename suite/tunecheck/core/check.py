@@ -46,9 +46,7 @@ class Check(Frozen, ABC):
     speed: ClassVar[bool] = False
     """True for a check of speed, which other processes and throttling explain."""
     meaning: ClassVar[str]
-    """Usual causes of a failure."""
     remedy: ClassVar[str]
-    """Next steps after a failure."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Join the lines of the texts, which may be written over several."""
@@ -268,9 +266,7 @@ class NumericCheck(Check):
     """A check whose limit is a rounding error, so that it depends on the arithmetic's precision."""
 
     max_error_fp32: float
-    """Largest error in fp32."""
     max_error_16bit: float
-    """Largest error in bf16 or fp16."""
 
     def limit(self, trace: Trace) -> float:
         """Return the limit for the precision that the run used. Raises MissingEvidence without a Setup record."""

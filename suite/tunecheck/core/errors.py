@@ -4,7 +4,6 @@ from tunecheck.core.finding import Domain
 from tunecheck.core.redaction import redacted
 
 TRAIN_EXTRA = "install the extra train: `pip install -e '.[train]'` in a clone, or `pip install 'WHEEL[train]'`"
-"""The remedy where a library that trains is missing."""
 
 
 class SuiteError(Exception):

@@ -19,7 +19,6 @@ from tunecheck.core.paths import shipped_folder
 
 OFFLINE = "HF_HUB_OFFLINE"
 PRELOAD = "tunecheck.runner.warm"
-"""What the server imports before the first child."""
 LONGEST_SOCKET_FOLDER = 70
 """Bytes of the temporary folder's path below which the fork server's socket fits: the system allows it 107 in all."""
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(256 << 20)}

@@ -122,22 +122,17 @@ class RunSnapshot:
     """The run of a trace."""
 
     settings: Mapping[str, Any]
-    """The resolved configuration as plain JSON."""
 
     id = _Key[str](str)
     """The run's id: the file name of its configuration."""
     tier = _Key[str](str)
-    """The tier whose folder holds the configuration."""
     comparison = _Key(str, "")
     """Tier and file of the comparison that the run is a row of; empty for a run by itself."""
     entry = _Key(str, "")
-    """The run's name in that comparison."""
     turn = _Key(int, 0)
     """Turn of a benchmark, from 1; 0 in a comparison of runs, and for a run by itself."""
     strategy = _Key[str](str)
-    """What learns."""
     device = _Key(str, "auto")
-    """The device as configured: auto, cuda or cpu."""
     fallback = _Key[tuple[str, ...]](tuple[str, ...], ())
     features = _Key[frozenset[str]](frozenset[str])
     """What the run does, in the words by which checks say what they apply to."""
@@ -172,18 +167,14 @@ class RunSnapshot:
     """Layers of the decoder; 0 where they are not known, as in a class of the script's own."""
     training = _Key[TrainingSnapshot](TrainingSnapshot)
     lora = _Key[LoraSnapshot | None](LoraSnapshot, None)
-    """The adapters; None where the base itself learns."""
     quantization = _Key[QuantizationSnapshot | None](QuantizationSnapshot, None)
-    """The quantisation; None for a base that is not quantised."""
     evaluated = _Key[tuple[str, ...]](tuple[str, ...], ("probe",), path="evaluation.splits")
-    """Splits that are evaluated."""
     evaluated_at = _Key[tuple[int, ...]](tuple[int, ...], (), path="evaluation.at")
     """Steps before which to evaluate, besides start and end."""
     repeat_steps = _Key(int, 0, path="probes.repeat_steps")
     resume_from = _Key[int | None](int, None, path="probes.resume_from")
     rescale_to = _Key[tuple[int, ...]](tuple[int, ...], (), path="probes.rescale_to")
     processes = _Key(int, 1, path="parallel.processes")
-    """Processes that train together."""
 
     @property
     def name(self) -> str:

@@ -23,7 +23,6 @@ class EngineOptions(Frozen):
     nodes: str = "all"
     """"all", a number where any will do, or names, in the engine's own notation."""
     cpus: int | None = None
-    """Processor cores for each place."""
     seconds: float = 1800.0
     """Most wall time of one place."""
     partition: str | None = None

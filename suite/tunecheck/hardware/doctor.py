@@ -44,7 +44,6 @@ class Diagnosis:
     topic: str
     found: str
     remedy: str = ""
-    """What to do; empty where nothing is."""
 
 
 ok = partial(Diagnosis, "ok")

@@ -7,7 +7,6 @@ from tunecheck.core.evidence import CardProcess
 from tunecheck.core.frozen import Frozen
 
 NAME_BY_UUID = "name the GPUs by UUID, as `nvidia-smi -L` prints them"
-"""What to do where it is unclear which GPUs CUDA shows."""
 
 
 class NvmlState(StrEnum):
@@ -108,18 +107,14 @@ class Hardware(NvmlView):
     """Memory of the machine, or the limit of the control group when that is less."""
     ram_available_bytes: int | None
     cache_disk: Disk
-    """File system of the folder where models are cached."""
     work_disk: Disk
-    """File system of the current folder."""
     python: str
     platform: str
     kernel: str
     versions: dict[str, str | None]
     """Installed distributions by name; None when not installed."""
     git: Git | None
-    """Checkout; None outside of one."""
     environment: dict[str, str]
-    """Environment variables that are set and can change a result."""
     vram_cap_bytes: int | None = None
     """Memory that each visible GPU counts as having; None for all of it."""
 

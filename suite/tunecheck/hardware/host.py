@@ -18,7 +18,6 @@ DISTRIBUTIONS = (
     *("torch", "transformers", "peft", "bitsandbytes", "accelerate"),
     *("huggingface-hub", "tokenizers", "safetensors", "nvidia-ml-py", "pytest", "tunecheck"),
 )
-"""Distributions that results depend on."""
 ENVIRONMENT = (
     *("BNB_CUDA_VERSION", "CUBLAS_WORKSPACE_CONFIG"),
     *("CUDA_DEVICE_ORDER", "CUDA_LAUNCH_BLOCKING", "CUDA_VISIBLE_DEVICES"),

@@ -46,14 +46,12 @@ class HistoryEntry(Frozen):
     """One run of one session whose training finished."""
 
     session: str
-    """Name of the session's folder."""
     started_at: str
     """Of the session, UTC, ISO 8601."""
     run: str
     """Tier and id."""
     key: Key
     versions: dict[str, str]
-    """Of the libraries, the driver and the checkout's commit."""
     outcome: str
     """Only entries with "pass" are part of a baseline."""
     figures: dict[str, float]

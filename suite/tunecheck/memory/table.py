@@ -15,7 +15,6 @@ from tunecheck.report.layout import PlainTable
 KINDS = ("quantised_weights", "other_weights", "adapters", "gradients", "optimizer", "gathered", "activations")
 
 NUMBERS = slice(1, None)
-"""Columns of each table."""
 _TO_QLORA = ("strategy=qlora", "quantization={}")
 
 

@@ -61,7 +61,6 @@ class PackageSource(Section):
     sha256: Sha256
     """Digest of the wheel."""
     file: str
-    """Path of the GGUF file in the wheel."""
     file_sha256: Sha256
 
 

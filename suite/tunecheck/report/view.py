@@ -109,7 +109,6 @@ class RunView(Frozen):
     name: str
     outcome: str
     training_loss: str
-    """Of the first and the last optimizer step."""
     probe_loss: str
     """Of the fixed probe batch before and after."""
     peak: str

@@ -38,7 +38,6 @@ class Exit(IntEnum):
     """Exit statuses of a session, and of every command."""
 
     PASS = 0
-    """Every judged check passed."""
     FAIL = 1
     """At least one run failed, whatever else happened in the session."""
     INTERRUPTED = 2
@@ -111,7 +110,6 @@ class RunReport(Frozen):
     data: str = ""
     """Source, identifier@revision, the start of the two splits' SHA-256, rows for training and held out."""
     repairs: tuple[str, ...] = ()
-    """When and why damaged weights or rows were fetched again."""
     data_instead_of: str = ""
     """The hub's rows that were requested and its answer, where others were used; else empty."""
     fingerprint: str = ""
@@ -121,7 +119,6 @@ class RunReport(Frozen):
     needless: tuple[str, ...] = ()
     """Checks that the user ignores, and that found nothing."""
     losses: tuple[float, ...] = ()
-    """The training loss of every optimizer step."""
     probe_loss_start: float | None = None
     """The first evaluation of the fixed probe batch."""
     probe_loss_end: float | None = None
@@ -210,7 +207,6 @@ class Report(Frozen):
     seconds: float
     verdict: Verdict
     environment: evidence.Environment = field(default_factory=dict)
-    """As in the header of the traces."""
     command: str = ""
     interrupted: bool = False
     runs: tuple[RunReport, ...] = ()

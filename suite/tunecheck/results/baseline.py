@@ -105,7 +105,6 @@ class FigureComparison(Frozen):
     limit: float | None = None
     """Beyond it the figure is worse; None without a baseline."""
     previous: float | None = None
-    """Of the session before; None where there was none."""
     baseline: str = ""
     """File of an accepted baseline; empty for previous sessions."""
     changed: str = ""

@@ -34,7 +34,6 @@ class SideBySide(Frozen):
     notes: tuple[str, ...]
     """A sentence for each row whose numbers need one."""
     runs: tuple[RunReport, ...]
-    """One for each row, in the rows' order."""
 
 
 HEADS = ("rank", "strategy", "trained", "held-out perplexity", "training loss", "time", "rows/s", "peak", "device")
@@ -147,7 +146,6 @@ class Contender(Frozen):
     trainer: str
     verdict: str
     failed: tuple[str, ...]
-    """Checks that failed in any of them."""
     turns: int
     tokens_per_second: float | None
     """Median over the turns of a turn's median step."""

@@ -96,7 +96,6 @@ FALLBACK_CHAIN: dict[str, FallbackStep] = {
     # as configured; needs host memory, and patience
     "cpu": FallbackStep("cpu", lambda run: {}),
 }
-"""In their order, under the names of tunecheck.config.schema."""
 
 
 def tries(run: Run, device: str) -> Iterator[AttemptStart]:

@@ -22,7 +22,6 @@ class Request(Frozen):
     weights: Weights
     folder: Path
     dataset: Dataset
-    """Where the rows come from that the run's data names."""
     trace: Path
     checkpoint: Path
     """Where a checkpoint is written (train) or read (resume)."""

@@ -13,7 +13,6 @@ from tunecheck.models.layer_names import attention_kernel
 from tunecheck.training.restore import EXACT, products
 
 LIBRARIES = ("torch", "transformers", "peft", "bitsandbytes", "accelerate", "tokenizers", "safetensors", "trl")
-"""Distributions whose versions a trace names."""
 
 
 def optimizer_kind(optimizer: Any) -> str:

@@ -140,7 +140,6 @@ class AttemptStart(Record):
     skipped_steps: tuple[str, ...] = ()
     """Fallback steps that were passed over, each with why it does not apply: "lean: it changes nothing"."""
     variant: MemoryVariant | None = None
-    """Of an attempt made to compare."""
     changes: dict[str, Any] = field(default_factory=dict)
     """Settings in which this attempt differs from the run as configured; empty for the first one."""
     card: str | None = None

@@ -46,9 +46,7 @@ class EvaluationAudit(Record):
     logit_digits: int
     """Significant binary digits of the logits that it took its loss from: 24 in fp32, 11 in fp16, 8 in bf16."""
     training_modules_during: int
-    """Modules that were in train mode while evaluation ran: 0."""
     mode_restored: bool
-    """Every module is in the mode it was in before."""
     built_graph: bool
     """True when evaluation ran with gradients enabled: it would hold every activation."""
     kept_tensors: int
@@ -68,7 +66,6 @@ class Generation(Record):
     """The answer that must come back exactly; empty when there is none."""
     text: str
     ended: bool
-    """True when the end token was generated."""
     greedy_agreement: float
     """Share of the generated tokens that are the arg max of one plain forward over prompt and answer."""
     logit_difference: float
@@ -100,7 +97,6 @@ class RoundTrip(Record):
     missing: tuple[str, ...]
     unexpected: tuple[str, ...]
     differing: tuple[str, ...]
-    """Tensors whose bytes differ from the trained ones."""
     zero_b: tuple[str, ...]
     logit_difference: float
     """Largest absolute difference over the largest logit, trained against reloaded."""
@@ -130,9 +126,7 @@ class Merged(Record):
     adapter_effect: float
     """The same, trained against the base as it was loaded."""
     adapters_left: tuple[str, ...]
-    """Modules of the merged model that are still peft's."""
     packed_left: tuple[str, ...]
-    """Tensors of the merged model that are still 4-bit."""
     share: float | None = None
     """How much of the adapter is in the merged weights, 1 for all of it: their change along the one that arithmetic of
     our own gives, rounded to their dtype, over that one's length; of the module furthest from 1. None where the
@@ -182,7 +176,6 @@ class Window(Record):
     Of rows with the same tokens it is the prescribed one, if that is among them, else the first.
     """
     expected_rows: tuple[str, ...]
-    """The rows that the seed and the step prescribe."""
     supervised_tokens: int
     expected_supervised_tokens: int
     tokens: int

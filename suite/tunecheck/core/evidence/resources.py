@@ -3,7 +3,6 @@
 from tunecheck.core.frozen import Frozen, Record
 
 TRAINING_PHASES = ("first step", "steady")
-"""The phases whose memory is that of the training itself."""
 
 
 class Phase(Record):
@@ -83,7 +82,6 @@ class ProbeFailed(Record):
     moment: str
     error: str
     kinds: tuple[str, ...] = ()
-    """Names of the records that it would have written."""
 
 
 class CardProcess(Frozen):
@@ -97,7 +95,6 @@ class CardProcess(Frozen):
     graphics: bool = False
     """Whether it draws alone, as a desktop's windows do."""
     descendant: bool = False
-    """Whether the training process started it."""
 
 
 class DeviceSample(Record):
@@ -153,10 +150,8 @@ class Telemetry(Record):
     complete: bool
     """False when the sampling process could not start, died or hung: then silence is no sign of health."""
     problem: str = ""
-    """What happened to the sampling process."""
     readings: int = 0
     process_id: int | None = None
-    """The training process."""
     memory_source: str = ""
     """process: NVML's figure of the training process; device: the card's use less what it was before, since the driver
     hides process ids; empty when neither is known."""

@@ -16,11 +16,9 @@ class Setup(Record):
     threads: int
     attention: str
     optimizer: str
-    """Class of the optimizer that was built."""
     workarounds: tuple[str, ...]
     """Library bugs that were worked around, each with the versions it is for."""
     numerics: dict[str, Any]
-    """TF32 flags, determinism flag, and the like."""
     versions: dict[str, str]
     cuda: dict[str, Any] | None = None
     """torch's own view of the card: name, UUID, compute capability, total bytes, bf16."""
@@ -97,15 +95,12 @@ class Census(Record):
     """Tensors by dtype; packed 4-bit weights count as uint8."""
     trainable_parameters: int
     held_parameters: int = 0
-    """Those of them that the optimizer holds."""
     total_parameters: int
     """Packed 4-bit weights count with their unpacked number; a tied tensor counts once."""
     expected_parameters: int | None = None
     """What the strategy trains, by arithmetic from the configuration's shapes; None where those are not known here."""
     weight_decays: dict[str, int]
-    """Tensors by the weight decay of their parameter group."""
     undecayed: tuple[str, ...] = ()
-    """Those whose group has none."""
     adam_settings: dict[str, int]
     """Tensors by beta1, beta2 and epsilon of their parameter group; "none" where it has none of these."""
     optimizer_switches: dict[str, int] = field(default_factory=dict)
@@ -134,7 +129,6 @@ class Quantization(Record):
     requantized: int
     """Linears of the smallest shape, quantised once more from the file."""
     requantized_differing: tuple[str, ...]
-    """Those whose packed bytes or statistics are others."""
     kernel_error: float
     """Largest relative error of a quantised linear's output, and of the gradient that it hands down, against products
     with its weight dequantised by other code."""
@@ -208,7 +202,6 @@ class AdapterDropout(Record):
     siblings: tuple[int, int]
     """The same for two adapters, one called after the other."""
     base_untouched: bool
-    """Whether every base was given what its adapted linear was given."""
 
 
 class ForwardPaths(Record):

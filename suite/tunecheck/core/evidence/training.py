@@ -35,7 +35,6 @@ class TrainingState(Record):
     forwards: int
     """Forward passes seen between the beginning of the step and the end of its last backward pass."""
     modules_in_eval: tuple[str, ...] = ()
-    """Modules in eval mode at one of them."""
     adapters_disabled: tuple[str, ...] = ()
     adapters_inactive: tuple[str, ...] = ()
     """Adapted layers whose active adapters are others than the trained one."""
@@ -43,7 +42,6 @@ class TrainingState(Record):
     frozen: tuple[str, ...] = ()
     """Tensors of the expected trainable set that do not require a gradient, or do not exist."""
     unfrozen: tuple[str, ...] = ()
-    """Tensors that require a gradient and are not of that set."""
     settings: tuple[str, ...] = ()
     """What else is not as configured, in words: autocast, attention, checkpointing, fp32 products, adapters' scale."""
     random_state: str = ""
@@ -59,7 +57,6 @@ class Gradients(Record):
 
     step: int
     zero: tuple[str, ...]
-    """Trainable tensors whose gradient is missing or exactly zero."""
     nonfinite: tuple[str, ...]
     frozen_with_gradient: tuple[str, ...]
     norms: dict[str, float]
@@ -173,7 +170,6 @@ class Update(Record):
     """How far all updates together are along the expected ones, over the expected ones' length, from 1. Rounding of
     single elements averages out in it. None where nothing is to move."""
     clipped: bool
-    """Whether the gradients were longer than the configured limit."""
 
 
 class Movement(Record):

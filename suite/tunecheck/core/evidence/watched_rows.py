@@ -160,7 +160,6 @@ class PairsGiven(Record):
     step: int
     pairs: int
     alike: int
-    """Those of which both have the same tokens."""
     prompts_again: int = 0
     """Those of which both answers begin with the whole prompt again, whose beginning all prompts share."""
     questions_again: int = 0
@@ -241,11 +240,9 @@ class PositionGradients(Record):
     padding_both_ways: int = 0
     """Padded positions of models whose attention reads in both directions."""
     padding_shown: int = 0
-    """Those of them that no mask hides."""
     text_both_ways: int = 0
     """Positions of such models that hold text, without the last one of each row."""
     text_hidden: int = 0
-    """Those of them that the mask hides."""
     padding_guessed: bool = False
     """Whether no object names the token of padding: rows end in more or less of it, and hold it nowhere else. Or the
     mask hides other tokens than those that are named."""
@@ -301,7 +298,6 @@ class EvaluationRows(Record):
 
     rows: int
     among: int
-    """Those of them that are trained on."""
     trained: int
     """Rows of the training's data set that were looked at."""
 

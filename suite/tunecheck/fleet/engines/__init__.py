@@ -6,4 +6,3 @@ from tunecheck.fleet.engines.slurm import Slurm
 from tunecheck.fleet.request import Engine
 
 ENGINES: dict[str, type[Engine]] = {"local": Local, "slurm": Slurm, "ray": RayCluster}
-"""By their names on the command line."""

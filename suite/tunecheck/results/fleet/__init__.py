@@ -22,7 +22,6 @@ NODE_NAME = re.compile(r"(?!ALL$)[A-Za-z0-9][A-Za-z0-9._-]{0,252}", re.ASCII)
 
 NodeOutcome = Outcome | Literal["no answer"]
 State = Literal["queued", "running", "answered", "lost"]
-"""Where the task of a place is that was asked."""
 
 
 class Place(Frozen):
@@ -89,7 +88,6 @@ class Answer(Frozen):
     node: str
     card: int | None = None
     uuid: str = ""
-    """Of the card; empty on a CPU."""
     host: str
     tunecheck: str = __version__
     commit: str = ""
@@ -98,7 +96,6 @@ class Answer(Frozen):
     ended_at: float
     """By the clock of the node, in seconds since 1970."""
     status: int | None = None
-    """Exit status of its session; None where there was none."""
     session: str = ""
     """Folder of its session, from the fleet's folder."""
     problem: str = ""
@@ -122,7 +119,6 @@ class Heard:
 
     place: Place
     state: State | Literal[""] = ""
-    """Empty before it is asked."""
     words: str = ""
     """Why it waits, or was lost."""
     asked_at: float = 0.0
@@ -169,7 +165,6 @@ class NodeRow(Frozen):
     figures: dict[str, float] = field(default_factory=dict)
     """Of its first run."""
     session: str = ""
-    """Folder of its session, from the fleet's folder."""
     age_seconds: float | None = None
     """Age of its answer when it was judged; None without one."""
 
