@@ -162,6 +162,7 @@ def test_the_status_is_the_sessions(tmp_path):
 
     assert (failed.returncode, none.returncode, wrong.returncode) == (1, 5, 4)
     assert "verdict: FAIL" in failed.stdout
+    assert "-k 'no_such_check' matches no run and no check of quick" in none.stderr
     assert "lora.rank: unknown key" in wrong.stderr
 
 

@@ -133,7 +133,11 @@ def _run(options: argparse.Namespace) -> int:
         if report := getattr(config.pluginmanager.get_plugin("tunecheck"), "report", None):
             as_json(options, report, indent=None)
 
-    return int(pytest.main(arguments, plugins=[SimpleNamespace(pytest_unconfigure=pytest_unconfigure)]))
+    status = int(pytest.main(arguments, plugins=[SimpleNamespace(pytest_unconfigure=pytest_unconfigure)]))
+    if status == pytest.ExitCode.NO_TESTS_COLLECTED and options.k:
+        asked = " and ".join(options.what)
+        log.error(f"-k {options.k!r} matches no run and no check of {asked}; `tunecheck show RUN` lists a run's checks")
+    return status
 
 
 def _bench(options: argparse.Namespace) -> int:
