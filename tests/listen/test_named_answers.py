@@ -468,3 +468,18 @@ def test_the_vocabulary_of_few_positions_is_searched(monkeypatch):
 def test_the_padding_behind_an_answer_is_not_its_next_token(tokens, used, pad, told):
     """Which a mask takes that is not shifted with the targets. The end token is 1."""
     assert preferences._learns_padding(tokens, [*map(bool, used)], pad, 1) is told
+
+
+def test_two_of_several_answers_may_be_as_good():
+    """Pairs alone are told: of four answers to a prompt the two that begin alike often have one reward."""
+    prompt, (same, one, other) = [*range(20)], ([*range(at, at + 12)] for at in (30, 50, 70))
+    group = [
+        ([*prompt, *same, 1], True),
+        ([*prompt, *same, 2], True),
+        ([*prompt, *one], False),
+        ([*prompt, *other], True),
+    ]
+
+    assert preferences._pulled_alike(group) == []
+    assert preferences._pulled_alike(group[:2]) == [True]
+    assert preferences._pulled_alike([group[0], group[2]]) == [False]

@@ -224,17 +224,19 @@ def _unpadded(tokens: list[int]) -> list[int]:
     return [*dropwhile(lambda token: token == tokens[0], tokens)]
 
 
-def _pulled_alike(rows: list[tuple[list[int], bool]]) -> Iterator[bool]:
-    """Yield for each two rows that begin alike, as no third one does, whether both are pulled the same way."""
+def _pulled_alike(rows: list[tuple[list[int], bool]]) -> list[bool]:
+    """Return for each two rows that begin alike, as no third one does, whether both are pulled the same way.
+
+    Nothing where other rows are left: of more than two answers to a prompt, those that begin alike may be as good.
+    """
     nearest = dict[int, int]()
     for at, (tokens, _) in enumerate(rows):
         others = ((in_common(tokens, other), place) for place, (other, _) in enumerate(rows) if place != at)
         (shared, place), (next_shared, _), *_ = [*sorted(others, reverse=True), (0, -1)]
         if shared >= next_shared + SHARED:
             nearest[at] = place
-    for one, other in nearest.items():
-        if one < other and nearest.get(other) == one:
-            yield rows[one][1] == rows[other][1]
+    pairs = [(one, other) for one, other in nearest.items() if one < other and nearest.get(other) == one]
+    return [rows[one][1] == rows[other][1] for one, other in pairs if 2 * len(pairs) >= NEARLY_ALL * len(rows)]
 
 
 def _learned_late(one: _Answer, other: _Answer) -> bool | None:
