@@ -12,10 +12,7 @@ JUST_TAKEN = "a state dict that was taken just before may be loaded again unchan
 
 
 class StateDictKeysMatch(Check):
-    """Every loaded weight matches a parameter of the model, and is not that parameter itself.
-
-    load_state_dict(strict=False) hides those that do not.
-    """
+    """Every loaded weight matches a parameter of the model, and is not that parameter itself."""
 
     needs = frozenset({"user_code"})
     meaning = f"""The keys have another prefix than the model (module., _orig_mod., base_model.model.), and strict=False

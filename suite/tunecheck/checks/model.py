@@ -314,10 +314,7 @@ class BaseUntouched(Check):
 
 
 class WeightsChangeOnlyInSteps(Check):
-    """Trained weights change only in optimizer steps.
-
-    Evaluations, saves and forward passes leave them unchanged.
-    """
+    """Trained weights change only in optimizer steps."""
 
     needs = frozenset({Premise.TRAINED_UNWRITTEN})
     meaning = "An evaluation, a save or a callback wrote to trained weights: an average, a cast, or older weights."
@@ -384,10 +381,7 @@ def _ranges(numbers: Iterable[int]) -> str:
 
 
 def told_apart(names: Sequence[str], others: Sequence[str]) -> str:
-    """Return the shortest part of a name, as a regular expression, that all of these have and none of the others.
-
-    "" where there is none.
-    """
+    """Return the shortest part of a name, as a regular expression, that all of these have and no other has, or ""."""
     words = names[0].split(".")
     for length in (1, 2, 3):
         for at in range(len(words) - length + 1):

@@ -177,10 +177,7 @@ class FallbackStartsFresh(Check):
 
 
 def _reference(trace: Trace) -> Attempt:
-    """Return the run that began on the CPU, to compare a fallback with. Raises MissingEvidence when it did not finish.
-
-    Raises NotApplicable where no fallback to the CPU happened.
-    """
+    """Return the run that began on the CPU. Raises MissingEvidence if it did not finish, NotApplicable without it."""
     required(len(trace.trainings) >= 2, "no fallback happened")
     device = trace.main.start.device
     required(device.startswith("cpu"), f"the fallback ended on {device}: only a fallback to the CPU has a reference")

@@ -16,22 +16,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from tunecheck.cli.commands import parser
             from tunecheck.cli.parser import run_command
         except ConfigError as error:  # of another package's checks
-            print(f"tunecheck: {error}", file=sys.stderr)
-            return 4
+            problem = str(error)
         except ModuleNotFoundError as error:  # as where the wheel was installed without what it requires
             if (error.name or "tunecheck").startswith("tunecheck"):
                 raise
-            print(
-                f"tunecheck: {error.name} is not installed in {sys.prefix}; run pip install {_missing() or error.name}",
-                file=sys.stderr,
-            )
-            return 4
+            problem = f"{error.name} is not installed in {sys.prefix}; run pip install {_missing() or error.name}"
         except (ImportError, SystemError) as error:  # pydantic raises the latter beside another pydantic-core
             if (getattr(error, "name", None) or "").startswith("tunecheck"):
                 raise
-            print(f"tunecheck: a package in {sys.prefix} does not load; pip check says more: {error}", file=sys.stderr)
-            return 4
-        return run_command(parser(), arguments)
+            problem = f"a package in {sys.prefix} does not load; pip check says more: {error}"
+        else:
+            return run_command(parser(), arguments)
+        print(f"tunecheck: {problem}", file=sys.stderr)
+        return 4
     finally:
         interrupts.close()
         if listening:

@@ -1,7 +1,4 @@
-"""The commands that train: `run` tiers or single runs, `bench` trainers, `watch` a training that is not ours, `fleet`.
-
-`fleet` runs the same tier on every card of every node, and shows what only all of them together can.
-"""
+"""The commands that train: `run` tiers or runs, `bench` trainers, `watch` a user's, `fleet` a tier on all cards."""
 
 import argparse
 import json

@@ -1,7 +1,4 @@
-"""Rules of a run: between its keys, with its model's tensors, with its data's rows.
-
-What holds the weights raises `config_error` later.
-"""
+"""Rules of a run: between its keys, with its model's tensors, with its data's rows."""
 
 import math
 

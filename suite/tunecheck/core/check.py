@@ -114,10 +114,7 @@ class Check(Frozen, ABC):
 
     @abstractmethod
     def judge(self, trace: Trace) -> Finding:
-        """Return the finding with the measured value.
-
-        Raises NotApplicable where this training leaves nothing to judge, MissingEvidence where evidence was lost.
-        """
+        """Return the finding. Raises NotApplicable for nothing to judge, MissingEvidence where evidence was lost."""
 
     def found(
         self,
@@ -170,10 +167,7 @@ class Check(Frozen, ABC):
         return self.found(measured <= limit, detail, measured=measured, limit=limit, **more)
 
     def unless(self, problems: Collection[str], fine: str, *, most: int | None = None, **more: Any) -> Finding:
-        """Return a finding that passes without problems, whose number it measures; see `found`.
-
-        The detail is `fine`, or the first `most` problems.
-        """
+        """Return a finding that passes without problems; the detail is `fine`, or the first `most`; see `found`."""
         detail = "; ".join([*problems][:most]) or fine
         return self.found(not problems, detail, measured=len(problems), limit=0, problems=problems, **more)
 

@@ -65,10 +65,7 @@ def start_method(gpu: bool) -> Literal["forkserver", "spawn"]:
 
 
 def warm_up(gpu: bool) -> None:
-    """Start the fork server's imports while the parent does something else; return at once, also when it runs.
-
-    With a GPU there is none.
-    """
+    """Start the fork server's imports meanwhile, and return at once, also when it runs; with a GPU there is none."""
     for variable, threshold in ALLOCATOR.items():
         os.environ.setdefault(variable, threshold)
     if start_method(gpu) == "forkserver":

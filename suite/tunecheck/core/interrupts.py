@@ -48,10 +48,7 @@ _ignored: dict[int, Any] = {}
 
 
 def listen() -> bool:
-    """Handle the signals from now on; those that are ignored stay so, as nohup and a shell's background want it.
-
-    Return False where they were handled already.
-    """
+    """Handle the signals from now on, but those that are ignored, as by nohup; return False if it is done already."""
     global _state, _terminal
     if _before:
         return False
@@ -95,10 +92,7 @@ def close() -> None:
 
 
 def stop(*, at_exit: bool = False) -> None:
-    """Put the handlers back that were there before; at the exit of the process ignore the signals instead.
-
-    There Python would print what a handler raises in the middle of its own end.
-    """
+    """Put the handlers back; at the exit ignore the signals, since Python would print what a handler raises."""
     global _terminal
     for number, handler in (_before | _ignored).items():
         signal.signal(number, signal.SIG_IGN if at_exit else handler)

@@ -1,7 +1,4 @@
-"""What a fleet is asked: written once into its folder, read by every node and by whoever goes on with the session.
-
-And what an engine is that asks it.
-"""
+"""What a fleet is asked, written once into its folder and read by every node; and what an engine is that asks it."""
 
 import contextlib
 import dataclasses

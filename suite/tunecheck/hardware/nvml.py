@@ -80,10 +80,7 @@ _COMPUTE_MODES = {0: "default", 1: "exclusive_thread", 2: "prohibited", 3: "excl
 
 
 def nvml_view() -> NvmlView:
-    """Return NVML's view of this machine, within the timeout whatever the driver does. Never raises for its answers.
-
-    A helper process reads it, where there is a library that may hang: that costs seconds, not the session.
-    """
+    """Return NVML's view of this machine, as a helper process reads it within a timeout: a driver may hang."""
     if not library_loads():
         return read_nvml()
     try:

@@ -97,9 +97,7 @@ def _properties(run: RunReport, report: Report) -> Iterator[tuple[str, str]]:
     values |= {"loss_start": run.probe_loss_start, "loss_end": run.probe_loss_end}
     yield from facts(values)
     yield "tunecheck_version", report.tunecheck_version
-    versions = report.environment.get("versions")
-    if isinstance(versions, Mapping):
-        yield from facts(versions, "version.")
+    yield from facts(report.environment.get("versions") or {}, "version.")
 
 
 def _count(suite: Element, seconds: float) -> None:
@@ -292,10 +290,7 @@ def _item(name: str, text: str) -> str:
 
 
 def append_summary(report: Report, environment: Mapping[str, str]) -> None:
-    """Append this report's summary to the step's; do nothing where $GITHUB_STEP_SUMMARY is not set.
-
-    A report has 60 kB at most and a step's summary 1 MiB. Raises SuiteError when the file cannot be written.
-    """
+    """Append this report's summary to the step's, where $GITHUB_STEP_SUMMARY names its file. Raises SuiteError."""
     if not (path := environment.get("GITHUB_STEP_SUMMARY")):
         return
     try:

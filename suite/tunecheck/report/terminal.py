@@ -63,10 +63,7 @@ def print_changes(report: Report, before: Report, console: Console) -> None:
 
 
 def print_benchmark(report: Report, console: Console) -> None:
-    """Print the trainers side by side, what failed or is unjudged in any turn, and the verdict last.
-
-    The turns themselves, and what each of them rules out, are in the session's other files.
-    """
+    """Print the trainers side by side, what failed or is unjudged in any turn, and the verdict last."""
     printer, view = _Printer(console), session_view(report)
     for benchmark in view.benchmarks:
         printer.benchmark(benchmark)

@@ -1,8 +1,4 @@
-"""The view model of a session: what every report says, in words; a renderer adds only the form.
-
-Terminal, Markdown, GitHub annotations, JUnit, HTML and pytest's own output show the same sentences because all of them
-take them from here.
-"""
+"""The view model of a session: what every report says, in words; a renderer adds only the form."""
 
 import re
 import textwrap

@@ -156,8 +156,7 @@ class Contender(Frozen):
     peak_kind: str
     peak_ratio: float | None
     loss_difference: float | None
-    """Largest difference of any step's loss from that of the first trainer's first turn, relative to it; of turns that
-    trained to their end."""
+    """Largest relative difference of a step's loss from the first trainer's first turn; of turns that ended."""
     repeats: bool
     """Whether the losses of all its turns are equal to the last bit."""
 

@@ -18,10 +18,7 @@ from tunecheck.results.stored import VERDICT_FILE, VERDICTS
 
 
 def judged_again(trace: Trace, overrides: Sequence[str], *, trace_file: str) -> RunReport:
-    """Return the run's row by its own checks, their limits overridden by `checks.NAME.LIMIT=VALUE`.
-
-    Raises ConfigError for a limit that does not exist, TraceError for a header that describes no run.
-    """
+    """Return the run's row by its own checks, changed by `checks.NAME.LIMIT=VALUE`. Raises as `checks_of` does."""
     findings = [check(trace) for check in checks_of(trace, overrides, trace_file=trace_file).values()]
     for key, value in trace.run.expected.items():  # one that no check could judge lacks evidence
         asked = [at for at, finding in enumerate(findings) if finding.check in JUDGED_BY.get(key, ())]

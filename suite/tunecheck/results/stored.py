@@ -1,7 +1,4 @@
-"""Records as JSON files with a schema: written whole, and refused where they are foreign, older or damaged.
-
-verdict.json, the whole report of a session for other programs, is one of them.
-"""
+"""Records as JSON files with a schema: written whole, and refused where they are foreign, older or damaged."""
 
 import json
 from pathlib import Path

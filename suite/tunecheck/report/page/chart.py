@@ -1,7 +1,4 @@
-"""A chart: curves and limits as plain data, in words, as table rows, and the places that chart.html.jinja draws.
-
-A drawing has a few hundred bytes beside its points. Colours and fonts are the page's style sheet's.
-"""
+"""A chart: curves and limits as plain data, in words, as table rows, and the places that chart.html.jinja draws."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -132,12 +129,9 @@ class Scale:
         return f"{self.start + (value - self._low) * self._factor:.0f}"
 
 
-def ticks(low: float, high: float, most: int = 5, *, whole: bool = False) -> list[float]:
-    """Return round numbers from low to high: multiples of 1, 2 or 5 times a power of ten, at most one more than `most`.
-
-    No fractions where they would mean nothing: `whole`.
-    """
-    raw = (high - low) / most
+def ticks(low: float, high: float, *, whole: bool = False) -> list[float]:
+    """Return at most six round numbers from low to high: 1, 2 or 5 times a power of ten; no fractions where `whole`."""
+    raw = (high - low) / 5
     if not raw > 0 or not math.isfinite(raw):
         return [low]
     power = 10.0 ** math.floor(math.log10(raw))

@@ -68,8 +68,7 @@ class RunAnswer(Frozen):
     """Those that should have been judged."""
     fingerprint: str = ""
     kind: dict[str, str] = field(default_factory=dict)
-    """What must be the same where the same bits are to come out: card or processor, driver, libraries, weights, rows,
-    precision, numeric modes."""
+    """What the same bits need: card or processor, driver, libraries, weights, rows, precision, numeric modes."""
     deterministic: bool = False
     numbers: dict[str, tuple[float, ...]] = field(default_factory=dict)
     """Every loss, gradient norm and evaluation of the training, in order; empty unless it came to its end."""
