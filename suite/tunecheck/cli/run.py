@@ -103,7 +103,6 @@ def add_commands(commands: Any) -> None:
 
 
 def _add_selection(parser: argparse.ArgumentParser, *, nargs: str) -> None:
-    """Add what to run, the options of a session and -k."""
     parser.add_argument("what", nargs=nargs, metavar="TIER|RUN", help="a tier, or a run by its name, id or YAML file")
     for flag, settings in SESSION_OPTIONS.items():  # pytest converts the values, and would show a wrong one as it is
         kept = {"type": _checked(settings["type"])} if "type" in settings else {}

@@ -121,7 +121,6 @@ def _placement(run: Run) -> Broken:
 
 
 def _parallel(run: Run) -> Broken:
-    """Yield what cannot be done in several processes, or is not: each with the way out."""
     if run.parallel is None and max(run.probes.rescale_to, default=1) == 1:
         return
     wanted: dict[str, tuple[object, str]] = {
@@ -137,7 +136,6 @@ def _parallel(run: Run) -> Broken:
 
 
 def _rescale(run: Run) -> Broken:
-    """Yield the numbers of processes by which no checkpoint is resumed, or not with the same steps."""
     wanted, micro_batches = run.probes.rescale_to, run.micro_batches_per_step
     shared = f"should divide the {micro_batches} micro-batches of a step, which all processes share"
     for rule, numbers in (

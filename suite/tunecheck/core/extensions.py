@@ -13,10 +13,7 @@ EXTENSION_CHECKS, EXTENSION_PROBES = "tunecheck.checks", "tunecheck.probes"
 
 @cache
 def extensions(group: str) -> tuple[tuple[str, type[Any]], ...]:
-    """Return the classes that installed packages offer in this group, each with its entry point's name, sorted by it.
-
-    Raises ConfigError for one that cannot be imported: its checks would be missing without a word.
-    """
+    """Return the classes of this group with their entry points' names. Raises ConfigError for one that is broken."""
     found: list[tuple[str, type[Any]]] = []
     for entry in sorted(entry_points(group=group), key=lambda entry: (entry.name, entry.value)):
         try:

@@ -32,7 +32,6 @@ TRACE_BYTES = 2**29
 ANY_BYTES = 2**63 - 1
 """No limit, for a file of which only a beginning is read."""
 ROWS_BYTES = 2**32
-"""Most bytes of a file of rows."""
 
 
 def is_disk_full(said: BaseException | str) -> bool:

@@ -34,7 +34,6 @@ class Request(Frozen):
     """One fleet session."""
 
     schema: int = 1
-    """Raised when a reader of older requests would misread a newer one."""
     id: str
     folder: str
     """Its absolute path, the same on every node."""

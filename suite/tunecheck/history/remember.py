@@ -170,7 +170,6 @@ def _remove(session: Path) -> int:
 
 
 def _may_be_running(session: Path) -> bool:
-    """Return whether the session has no verdict and wrote something in the last day."""
     try:
         if (session / VERDICT_FILE).exists():
             return False

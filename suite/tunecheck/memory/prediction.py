@@ -66,13 +66,11 @@ class Simulation(Frozen):
     steady_bytes: int
     """Peak of a later micro-batch."""
     evaluation_bytes: int
-    """Peak of an evaluation batch."""
     remainder_bytes: int
     """What the allocator's blocks hold beyond their tensors at the steady peak."""
     between_steps: dict[str, int]
     at_peak: dict[str, int]
     peak_operation: str
-    """Operation at which the steady peak was reached."""
 
 
 class Prediction(Frozen):

@@ -1,7 +1,4 @@
-"""A fleet in words: headline, odd places and kinds, for the page and for the terminal, also while it answers.
-
-fleet.html is one self-contained page, the odd nodes first, with a link to the page of each.
-"""
+"""A fleet in words: headline, odd places and kinds, for the page and for the terminal, also while it answers."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -286,7 +286,6 @@ def run_view(run: RunReport) -> RunView:
 
 
 def _with_consequences(run: RunReport, findings: Sequence[Finding]) -> Iterator[Failure]:
-    """Yield the view of each of these findings that no other explains, with what it explains."""
     for finding in findings:
         if not finding.because:
             also = [other for other in run.findings if other.because == finding.check]

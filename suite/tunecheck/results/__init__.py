@@ -90,7 +90,6 @@ class RunReport(Frozen):
     """One run as a row of the report."""
 
     run: str
-    """The run's id: the file name of its configuration."""
     tier: str
     model: str = ""
     outcome: Outcome
@@ -291,7 +290,16 @@ def summarize(trace: Trace, findings: Sequence[Finding], *, trace_file: str, sec
         evidence=attribution[1] if attribution else "",
         device=_device(main, setup) if main else "",
         precision=setup.precision if setup else "",
-        attempts=tuple(_attempt(attempt) for attempt in trace.attempts),
+        attempts=tuple(
+            Tried(
+                purpose=attempt.start.purpose,
+                device=_device(attempt, None),
+                outcome=attempt.outcome,
+                reason=attempt.start.explanation,
+                seconds=attempt.end.seconds if attempt.end else None,
+            )
+            for attempt in trace.attempts
+        ),
         weights=_weights(weights) if weights else "",
         data=data_words(data) if data else "",
         data_instead_of=data.instead_of if data else "",
@@ -431,16 +439,6 @@ def without_core(trace: Trace, findings: Sequence[Finding]) -> str:
     if core_of(trace) and (reason := trace.why({Premise.GRADIENT_DUE})):
         lacking.append(f"nothing about learning could be judged: {reason}; watch more steps with --steps")
     return "; ".join(lacking)
-
-
-def _attempt(attempt: Attempt) -> Tried:
-    return Tried(
-        purpose=attempt.start.purpose,
-        device=_device(attempt, None),
-        outcome=attempt.outcome,
-        reason=attempt.start.explanation,
-        seconds=attempt.end.seconds if attempt.end else None,
-    )
 
 
 def peak_of(phases: Sequence[evidence.Phase]) -> tuple[int | None, str]:

@@ -42,7 +42,6 @@ class Runner(Frozen):
     folder: Path
     """Where traces and logs go; made when it is missing."""
     environment: dict[str, Any]
-    """Hardware and versions, for the trace's header."""
     gpu: bool
     """Whether this machine has a GPU that torch may use."""
     cards: tuple[str, ...] = ()
@@ -50,7 +49,6 @@ class Runner(Frozen):
     vram_cap_bytes: int | None = None
     """What torch's allocator may use of the card; None for all of it."""
     in_process: bool = False
-    """Train in this process, for a debugger."""
     faults: tuple[Callable[[Any], None], ...] = ()
 
     def execute(self, run: Run) -> Trace:

@@ -82,7 +82,6 @@ class TierSession:
 
     @cached_property
     def hardware(self) -> Hardware:
-        """The machine, read once."""
         return replace(probe(), vram_cap_bytes=self._vram_cap_bytes)
 
     def open(self) -> None:

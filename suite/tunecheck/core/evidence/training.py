@@ -176,7 +176,6 @@ class Movement(Record):
     """Start to end of training: what changed and what did not."""
 
     unmoved: tuple[str, ...]
-    """Trainable tensors equal to their start."""
     smallest_moved_share: float
     """Smallest share of changed elements of any trainable tensor; of an untied embedding, of the rows read."""
     smallest_moved_share_at: str

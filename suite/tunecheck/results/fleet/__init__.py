@@ -82,7 +82,6 @@ class Answer(Frozen):
     """What one place answered."""
 
     schema: int = 1
-    """Raised when a reader of older answers would misread a newer one."""
     place: str
     node: str
     card: int | None = None
