@@ -199,10 +199,7 @@ UNWITNESSED = "everything compared differs alike, so the reference itself may be
 
 
 def unwitnessed(differing: int, compared: int, *, confirmed: bool = False) -> str:
-    """Return why a failure against a reference is a suspicion; "" where the reference was right anywhere.
-
-    `confirmed` says that something independent of these comparisons shows the reference to be right.
-    """
+    """Return why a failure against a reference is a suspicion; empty where it was right anywhere, or is `confirmed`."""
     return UNWITNESSED if differing >= compared > 1 and not confirmed else ""
 
 

@@ -41,10 +41,7 @@ def is_disk_full(said: BaseException | str) -> bool:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write the text as UTF-8 so that no reader ever sees a part of it; create missing folders.
-
-    Raises SuiteError naming the folder when it cannot be written; an older file of that name then stays.
-    """
+    """Write the text as UTF-8, whole or not at all, and create missing folders. Raises SuiteError naming the folder."""
     # In the same folder, because a rename is atomic only within one file system.
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:

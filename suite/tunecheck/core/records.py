@@ -17,10 +17,7 @@ BEFOREHAND_BYTES = 2**24
 
 
 def read_records(path: Path, *keys: str) -> list[dict[str, str]]:
-    """Return the rows of a file, each an object with these keys and a text under each.
-
-    Raises BadRow with file and line for anything else, and for an empty file; DataError where it cannot be read.
-    """
+    """Return the rows of a file, objects with a text under each key. Raises BadRow with file and line, or DataError."""
     try:
         with open_file(path, ROWS_BYTES) as file:  # lines of bytes: str.splitlines would cut a text at its U+2028
             records = [_record(f"{path}:{number}", line, keys) for number, line in enumerate(file, start=1)]

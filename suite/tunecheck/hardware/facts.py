@@ -116,7 +116,6 @@ class Hardware(NvmlView):
     git: Git | None
     environment: dict[str, str]
     vram_cap_bytes: int | None = None
-    """Memory that each visible GPU counts as having; None for all of it."""
 
     @property
     def visible_gpus(self) -> tuple[Gpu, ...]:

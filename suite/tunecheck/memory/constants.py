@@ -1,7 +1,4 @@
-"""GPU memory that a process needs besides tensors, with the provenance of each number.
-
-Measured by scripts/card-constants.py on a GPU of that name, else deduced, or measured on another GPU.
-"""
+"""GPU memory that a process needs besides tensors, with the provenance of each number."""
 
 from contextlib import suppress
 from dataclasses import replace

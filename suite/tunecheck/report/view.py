@@ -106,7 +106,6 @@ class RunView(Frozen):
     outcome: str
     training_loss: str
     probe_loss: str
-    """Of the fixed probe batch before and after."""
     peak: str
     tokens_per_second: str
     seconds: str

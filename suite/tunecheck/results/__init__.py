@@ -131,7 +131,6 @@ class RunReport(Frozen):
     """Share of the machine's processor time that other processes used while it trained; None if unknown."""
     seconds: float = 0.0
     entry: Entry | None = None
-    """Its row in a comparison; None for a run by itself."""
     trace_file: str = ""
     """Name of the trace in the session's folder; empty when there is none."""
 

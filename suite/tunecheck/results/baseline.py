@@ -32,7 +32,6 @@ class Figure(Frozen):
     """One figure."""
 
     name: str
-    """Its key in the store and in baseline files."""
     title: str
     unit: Literal["bytes", "nats", "tokens/s", "°C", "MHz"]
     lower_is_better: bool = True

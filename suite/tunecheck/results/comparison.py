@@ -32,7 +32,6 @@ class SideBySide(Frozen):
     heads: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     notes: tuple[str, ...]
-    """A sentence for each row whose numbers need one."""
     runs: tuple[RunReport, ...]
 
 

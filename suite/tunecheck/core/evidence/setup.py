@@ -75,7 +75,6 @@ class Dataset(Record):
     notes: tuple[str, ...] = ()
     """Which rows of the hub's file were left out, and how many."""
     repairs: tuple[str, ...] = ()
-    """When and why a damaged copy in the cache was replaced by a fresh one."""
 
 
 class Census(Record):

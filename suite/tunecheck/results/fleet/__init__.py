@@ -118,7 +118,6 @@ class Heard:
     place: Place
     state: State | Literal[""] = ""
     words: str = ""
-    """Why it waits, or was lost."""
     asked_at: float = 0.0
     """In seconds since 1970; 0.0 for one that was not asked now."""
     answer: Answer | None = None
@@ -164,7 +163,6 @@ class NodeRow(Frozen):
     """Of its first run."""
     session: str = ""
     age_seconds: float | None = None
-    """Age of its answer when it was judged; None without one."""
 
     @property
     def odd(self) -> bool:
@@ -186,7 +184,6 @@ class FleetReport(Frozen):
     rows: tuple[NodeRow, ...] = ()
     """The odd ones first."""
     notes: tuple[str, ...] = ()
-    """About the fleet as a whole, a sentence each."""
 
 
 _OURS, _REMEDY = "written by `tunecheck fleet`", "read it with the tunecheck that wrote it"
