@@ -432,4 +432,4 @@ def test_a_script_without_a_main_guard_is_told_so(tmp_path: Path) -> None:
     )
     told = subprocess.run([sys.executable, script], capture_output=True, text=True, cwd=tmp_path, timeout=120)
     assert told.returncode == 0, told.stderr
-    assert told.stdout.startswith("crashed ended with status 1 before its first line; a script that trains must do it")
+    assert told.stdout.startswith("crashed ended with status 1 before its first line; a script that trains must do so")
