@@ -524,9 +524,11 @@ def test_the_most_frequent_class_has_not_the_largest_weight(weights, told):
     labels = torch.tensor([0] * 10 + [1] * 8 + [2] * 2)
     labels = labels if weights != [2.0, 0.0, 1.0] else labels[:18].clamp(max=1)
     scores = torch.randn(len(labels), 3, requires_grad=True)
-    loss = torch.nn.functional.cross_entropy(scores, labels, weight=None if weights is None else torch.tensor(weights))
+    held = None if weights is None else torch.tensor(weights)
+    loss, beside = (cross_entropy(scores, labels, weight=held, ignore_index=at) for at in (-100, 0))
 
     assert scores_given(loss, LossCalls()).weighed_up == told
+    assert not scores_given(beside, LossCalls()).weighed_up  # too few are left
 
 
 class Largest(TorchDispatchMode):

@@ -245,7 +245,8 @@ def _weighs_up_the_frequent(entropy: Any) -> bool:
     weights, targets = loss_graph.saved(entropy, "weight"), entropy._saved_target.flatten()
     if weights is None or weights.numel() > MOST_CLASSES:
         return False
-    counts = torch.bincount(targets[targets >= 0], minlength=weights.numel())
+    labels = targets[(targets >= 0) & (targets != entropy._saved_ignore_index)]
+    counts = torch.bincount(labels, minlength=weights.numel())
     counted = (counts > 0) & (weights > 0)
     counts, weights = counts[counted], weights[counted]
     told = len(counts) > 1 and int(counts.sum()) >= FEWEST_LABELS and int(counts.max()) >= RARER * int(counts.min())
