@@ -65,7 +65,7 @@ LLAMA_FACTORY_NEEDS = (
     *("llamafactory==0.9.5", "datasets==4.0.0", *DATASETS_4[1:]),
     *("fire", "termcolor", "omegaconf", "antlr4-python3-runtime==4.9.3", "einops", "tyro<0.9.0", "docstring-parser"),
     *("shtab", "eval-type-backport", "sentencepiece", "tiktoken", "protobuf", "av<=16.0.0", "hf-transfer"),
-    *("modelscope", "scipy", *SERVERS, *PLOTS, "torchdata==0.11.0", "torchaudio"),
+    *("modelscope", "scipy", *SERVERS, *PLOTS, "torchdata==0.11.0", "torchaudio==2.11.0"),
 )
 MS_SWIFT_NEEDS = (
     *("ms-swift==4.6.0", *DATASETS_4, *SERVERS, *PLOTS, *HTTPX),
