@@ -483,3 +483,15 @@ def test_two_of_several_answers_may_be_as_good():
     assert preferences._pulled_alike(group) == []
     assert preferences._pulled_alike(group[:2]) == [True]
     assert preferences._pulled_alike([group[0], group[2]]) == [False]
+
+
+def test_scores_of_other_tokens_pull_no_row():
+    """As a decoder's beside the tokens of its encoder, as many of each: none of those is what the loss raises most."""
+    read = torch.tensor([[5, 6, 7], [8, 9, 10]])
+    gradient = torch.zeros(2, 3, 20)
+    gradient[:, 0, [6, 9]] = 0.1  # lowered a little, next to another token
+    gradient[:, 0, 3], gradient[1, 0, 9] = -0.3, 0.2  # in the second row it is lowered most
+
+    assert preferences._pulls_of_answers(read, gradient).ne(0).any(dim=1).tolist() == [True, True]
+    gradient[0, 0, 12] = 0.2
+    assert preferences._pulls_of_answers(read, gradient).ne(0).any(dim=1).tolist() == [False, True]

@@ -6,7 +6,7 @@ Whatever the formula of a preference loss, its gradient by the scores of an answ
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from functools import partial
-from itertools import dropwhile, islice, takewhile
+from itertools import chain, dropwhile, islice, takewhile
 from typing import Any
 
 import torch
@@ -59,7 +59,7 @@ class PreferenceProbe(Probe[PreferencesLearned]):
         self._alike = list[bool]()
         """Of two rows that answer one prompt, whether the loss pulls both the same way."""
         self._padded = list[bool]()
-        """Of answers that are padded behind their end, whether the loss uses that as their next token."""
+        """Of answers, some raised and some lowered, that are padded: whether the loss uses that as their next token."""
         self._late = list[bool]()
         """Of pairs of a raised and a lowered row, whether the first tokens in which they differ are not learned."""
 
@@ -112,6 +112,9 @@ class PreferenceProbe(Probe[PreferencesLearned]):
             others = (row for row in self._read if row.shape == tokens.shape)
             shares = (float((row == tokens)[places].float().mean()) for row in others)
             self._of_others += any(share > NEARLY_ALL for share in shares)
+        for answer in chain(*self._answers) if all(self._answers) else ():
+            if (beyond := _learns_padding(*answer, *self._marks)) is not None:
+                self._padded.append(beyond)
         for lowered in self._answers[0]:
             # of one prompt, or of none that this step has
             raised = max(self._answers[1], key=lambda answer: in_common(lowered[0], answer[0]), default=lowered)
@@ -204,8 +207,6 @@ class PreferenceProbe(Probe[PreferencesLearned]):
             for up, tokens, used in zip(*(part.tolist() for part in known), strict=True):
                 if len(self._answers[up]) < OF_A_PASS:  # each is compared with each that goes the other way
                     self._answers[up].append((tokens, used))
-                    if (beyond := _learns_padding(tokens, used, *self._marks)) is not None:
-                        self._padded.append(beyond)
         room = OF_A_PASS - len(self._one_way)
         first = zip(read[one_way][:room].tolist(), (total[one_way][:room] > 0).tolist(), strict=True)
         self._one_way += [(_unpadded(tokens), up) for tokens, up in first]
@@ -302,6 +303,13 @@ def _pulls_of_numbers(read: torch.Tensor, gradient: torch.Tensor) -> torch.Tenso
 
 
 def _pulls_of_answers(read: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-    """Return how far it raises the score of each next token: [rows, positions]."""
-    placed = gradient.detach().reshape(*read.shape, -1)[:, :-1]
-    return -placed.gather(2, read[:, 1:, None].to(placed.device))[..., 0].float()
+    """Return how far it raises the score of each next token: [rows, positions]; nothing of scores of other tokens.
+
+    Of its own ones the loss raises or lowers the next token most, at the first position that it uses.
+    """
+    placed, following = gradient.detach().reshape(*read.shape, -1)[:, :-1], read[:, 1:, None].to(gradient.device)
+    pulls = -placed.gather(2, following)[..., 0].float()
+    first = (pulls != 0).int().argmax(dim=1, keepdim=True)
+    scores, wanted = (each.take_along_dim(first[..., None], dim=1)[:, 0] for each in (placed, following))
+    own = (scores.argmin(dim=1, keepdim=True) == wanted) | (scores.argmax(dim=1, keepdim=True) == wanted)
+    return pulls * own
