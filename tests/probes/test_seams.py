@@ -23,7 +23,11 @@ def session_of(model, max_steps=4, **more):
     """What these probes ask of a session."""
     training = SimpleNamespace(offload="none", max_steps=max_steps)
     return SimpleNamespace(
-        model=model, run=SimpleNamespace(training=training, lora=None), scaler=None, exchange=Exchange(), **more
+        model=model,
+        run=SimpleNamespace(training=training, lora=None, holds=lambda _: True),
+        scaler=None,
+        exchange=Exchange(),
+        **more,
     )
 
 

@@ -43,8 +43,8 @@ class PreferenceProbe(Probe[PreferencesLearned]):
     """Hooks what models return for rows: scores of their next tokens, or one score for each."""
 
     def start(self, session: Session) -> None:
-        models = {module for module in session.model.modules() if is_pretrained(module)}
-        self._models = models | {session.called}  # a head of the script's own may be what scores rows
+        models = [module for module in session.model.modules() if is_pretrained(module)]
+        self._models = [*dict.fromkeys([*models, session.called])]  # a head of the script's own may be what scores rows
         self._marks = [getattr(session.tokenizer, f"{name}_token_id", None) for name in ("pad", "eos")]
         self._rows: list[tuple[torch.Tensor, bool]] = []
         """Tokens of each row that the loss pulls one way, and whether it raises them."""
