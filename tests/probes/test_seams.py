@@ -258,7 +258,8 @@ def test_a_call_is_made_again_in_its_own_mode():
         change()
         assert call.repeats(model) is same
         assert model.training
-    assert FirstCall(model, Hooks()).repeats(model) is None
+    with Hooks() as hooks:
+        assert FirstCall(model, hooks).repeats(model) is None
 
 
 def merged_share(folder, change=lambda weight, delta: weight + delta, dtype=torch.bfloat16, size=1e-2):
