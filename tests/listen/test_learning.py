@@ -104,3 +104,47 @@ def test_rates_that_fall_toward_the_output_are_told(rates, told):
     of = {id(p): rate for layer, rate in pairs for p in layer.parameters()}
 
     assert movement._rates_fall(model, of) == told
+
+
+def classifier():
+    """Three layers of BERT."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2}
+    return BertForSequenceClassification(BertConfig(vocab_size=32, num_labels=3, **sizes))
+
+
+@pytest.mark.parametrize(("decay", "status"), [(0.5, Status.SUSPECTED), (2.0, Status.UNJUDGED)])
+def test_a_decay_of_the_rate_that_runs_the_wrong_way_is_asked_about(decay, status, tmp_path):
+    """By the layer, from the first one on. In fp32."""
+    model = classifier()
+    groups = [
+        {"params": layer.parameters(), "lr": 1e-3 * decay**at} for at, layer in enumerate(model.bert.encoder.layer)
+    ]
+    beside = [*model.bert.embeddings.parameters(), *model.bert.pooler.parameters(), *model.classifier.parameters()]
+    optimizer = torch.optim.AdamW([*groups, {"params": beside}], lr=1e-3)
+    with tunecheck.watch(model=model, optimizer=optimizer, folder=tmp_path / "report", steps=4, tell=False) as told:
+        for _ in range(5):
+            model(input_ids=torch.randint(2, 32, (4, 8)), labels=torch.randint(0, 3, (4,))).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    found = {finding.check: finding for finding in told.findings}["usual_tensors_learn"]
+
+    assert found.status is status, found
+
+
+@pytest.mark.parametrize("backward", [True, False])
+def test_a_loop_that_never_calls_backward_is_told(backward, tmp_path):
+    """A condition on the accumulation skips it. In fp32."""
+    model = classifier()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    with tunecheck.watch(model=model, optimizer=optimizer, folder=tmp_path / "report", steps=4, tell=False) as told:
+        for _ in range(5):
+            loss = model(input_ids=torch.randint(2, 32, (4, 8)), labels=torch.randint(0, 3, (4,))).loss
+            if backward:
+                loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    found = {finding.check: finding for finding in told.findings}["calls_in_order"]
+
+    assert found.status is (Status.PASSED if backward else Status.SUSPECTED), found
+    assert ("no backward pass" in found.detail) is not backward

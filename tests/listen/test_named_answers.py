@@ -495,3 +495,27 @@ def test_scores_of_other_tokens_pull_no_row():
     assert preferences._pulls_of_answers(read, gradient).ne(0).any(dim=1).tolist() == [True, True]
     gradient[0, 0, 12] = 0.2
     assert preferences._pulls_of_answers(read, gradient).ne(0).any(dim=1).tolist() == [False, True]
+
+
+@pytest.mark.parametrize(("late", "status"), [(0, Status.PASSED), (1, Status.SUSPECTED)])
+def test_a_mask_that_takes_the_padding_behind_an_answer_is_asked_about(late, status, tmp_path):
+    """It is that of the tokens, not of the next ones. In fp32."""
+    rows = [
+        {**row, **{name: row[name][: 12 + at % 4] for name in ("chosen", "rejected")}} for at, row in enumerate(data())
+    ]
+
+    def padded(model, ids):
+        kept = (ids != 0) & (torch.arange(ids.shape[1]) >= 3)
+        found = model(input_ids=ids).logits[:, :-1].log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
+        return (found * (kept[:, :-1] if late else kept[:, 1:])).sum(dim=1)
+
+    def filled(rows, name):
+        found = [[*map(ord, row["prompt"] + row[name]), 1] for row in rows]
+        return torch.tensor([row + [0] * (24 - len(row)) for row in found])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(globals(), "tokens", filled)
+        found = preferring(tmp_path, GPT2LMHeadModel, padded, ("chosen", "rejected"), rows)
+
+    assert found.status is status, found
+    assert ("padding behind the end" in found.detail) is bool(late)

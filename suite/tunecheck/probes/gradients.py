@@ -258,9 +258,8 @@ class WeightGradientProbe(Probe[WeightGradient]):
         if not torch.is_grad_enabled():
             return
         sums.called.add(id(module))
-        given = [
-            (args[0] if args else named["input"]).detach().to(out.device)
-        ]  # which a hook of accelerate's may do within the call
+        read = args[0] if args else named["input"]
+        given = [read.detach().to(out.device)]  # which a hook of accelerate's may do within the call
         if type(module) is torch.nn.Embedding and isinstance(sums.rows, slice):
             occurring = given[0].unique()
             sums.rows = occurring[evenly(len(occurring), ROWS)]

@@ -372,8 +372,9 @@ def _frozen(session: Session) -> Iterator[tuple[str, torch.Tensor]]:
 
 def _thawed(session: Session) -> set[str]:
     """Return what learns by now, where the script alone says what is to learn, as in gradual unfreezing."""
-    free = not session.run.holds(Premise.TRAINED_SET_DECLARED)
-    return {name for name, p in session.model.named_parameters() if free and p.requires_grad}
+    if session.run.holds(Premise.TRAINED_SET_DECLARED):
+        return set()
+    return {name for name, p in session.model.named_parameters() if p.requires_grad}
 
 
 class ContinuityProbe(Probe[Continuity]):
