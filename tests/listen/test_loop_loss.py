@@ -32,7 +32,8 @@ from tunecheck.listen.loop_loss import (
     loss_of,
     not_followed,
 )
-from tunecheck.listen.loss_functions import LossCalls, _normalised, scores_given
+from tunecheck.listen.loss_calls import LossCalls, normalised
+from tunecheck.listen.loss_functions import scores_given
 from tunecheck.probes.reference.measures import PART
 from tunecheck.probes.reference.padded import used
 from tunecheck.training.data import IGNORED
@@ -556,7 +557,7 @@ def test_scores_over_a_large_vocabulary_are_not_copied_whole():
     targets = likelihoods.detach().exp()
     with Largest() as seen:
         found = loss_of(loss, [each])
-        axes = _normalised(likelihoods)
+        axes = normalised(likelihoods)
     made = seen.size
     with Largest() as seen:
         looked_at = used(targets)

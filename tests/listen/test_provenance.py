@@ -16,7 +16,8 @@ from torch.nn.functional import (
 from torch.utils.data import IterableDataset
 
 from tunecheck.listen.loaders import MOST_BATCHES, batches_of_workers, delivering
-from tunecheck.listen.loss_functions import LOSSES, LossCalls, scores_given
+from tunecheck.listen.loss_calls import LOSSES, LossCalls
+from tunecheck.listen.loss_functions import scores_given
 from tunecheck.listen.provenance import loading, loads_of
 from tunecheck.training.hooks import Hooks
 

@@ -21,7 +21,8 @@ from tunecheck.listen.division import Division
 from tunecheck.listen.listener import Listener
 from tunecheck.listen.loaders import rows_of
 from tunecheck.listen.loop_loss import OUTSIDE_ENTROPY, OUTSIDE_FORWARD, Pass, another_kind, not_followed
-from tunecheck.listen.loss_functions import LossCalls, scores_given
+from tunecheck.listen.loss_calls import LossCalls
+from tunecheck.listen.loss_functions import scores_given
 from tunecheck.listen.optimizers import without_rate
 from tunecheck.listen.options import Options
 from tunecheck.listen.preferences import answers_rated, declares_pairs, declares_ratings, pairs_of

@@ -24,9 +24,11 @@ from tunecheck.listen.division import LoopDivision
 from tunecheck.listen.listener import Listener
 from tunecheck.listen.loaders import Evaluations
 from tunecheck.listen.loop_loss import WEIGHED, Pass, loss_of, provisional, weighed_apart
-from tunecheck.listen.loss_functions import LossCalls, penalties_of, scores_given
+from tunecheck.listen.loss_calls import LossCalls
+from tunecheck.listen.loss_functions import scores_given
 from tunecheck.listen.optimizers import HEARD, OtherOptimizers, Schedules, highest_rate, together, without_rate
 from tunecheck.listen.options import rank_and_processes
+from tunecheck.listen.policy_loss import penalties_of
 from tunecheck.listen.settings import settings_of
 from tunecheck.listen.trained_model import anchor_of, device_of, is_causal, objective_of, only_tokenizer, shared_loaders
 from tunecheck.listen.unheard import listened

@@ -6,8 +6,6 @@ The graph of the loss tells of those that leave something of their own in it.
 import math
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -16,23 +14,20 @@ from torch.autograd.graph import GradientEdge
 
 from tunecheck.core.check import holding
 from tunecheck.core.evidence import ScoresGiven
-from tunecheck.listen.loop_loss import ENTROPIES, FACTORS, JOINS, MOST_DIFFERENCE, VIEWS, are_stretched
+from tunecheck.listen.loop_loss import ENTROPIES, FACTORS, JOINS, MOST_DIFFERENCE, VIEWS
+from tunecheck.listen.loss_calls import (
+    MOST_OF_LOG_1,
+    MOST_ROUNDING,
+    OF_SCORES,
+    ROWS_SUMMED,
+    LossCalls,
+    centred,
+    plainly,
+)
+from tunecheck.listen.policy_loss import MOST_NODES, bounds_wrongly, clipped_ratio
 from tunecheck.probes.reference import loss_graph
 from tunecheck.probes.reference.measures import living
-from tunecheck.training.hooks import Hooks
 
-SIGNS = {"cosine_embedding_loss": 2, "margin_ranking_loss": 2, "hinge_embedding_loss": 1, "soft_margin_loss": 1}
-"""Loss of torch.nn.functional whose targets are -1 or 1 to the place of these among its arguments."""
-BROADCAST = "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"
-"""Losses that stretch outputs and targets of different shapes to one, as is seen where they are called alone."""
-LOSSES = ("kl_div", *SIGNS, *BROADCAST)
-"""Losses that leave nothing of their own in the graph, or too little, and are heard as they are called."""
-OF_SCORES = {
-    "LogSoftmaxBackward0": ("SoftmaxBackward0",),
-    "BinaryCrossEntropyWithLogitsBackward0": ("SoftmaxBackward0", "SigmoidBackward0"),
-    **dict.fromkeys(ENTROPIES, ("SoftmaxBackward0", "SigmoidBackward0")),
-}
-"""Functions that expect scores, or their logarithms, to those whose results are probabilities already."""
 REACHES = {
     "TanhBackward0": (-1.0, 1.0),
     **dict.fromkeys(("SigmoidBackward0", "HardsigmoidBackward0", "SoftmaxBackward0"), (0.0, 1.0)),
@@ -60,108 +55,8 @@ TURNS = "TransposeBackward0", "PermuteBackward0"
 OF_DIFFERENCES = "PowBackward0", "AbsBackward0"
 ELEMENTWISE = ("MseLossBackward0", "SmoothL1LossBackward0", "HuberLossBackward0", *OF_DIFFERENCES)
 """Losses of an output and a target each, which torch stretches to one size."""
-MOST_NODES = 2000
-"""Of a loss's graph that are looked at: its own functions are the first ones."""
-ROWS_SUMMED = 64
-MOST_OF_LOG_1 = 0.05
-"""Logarithm of the sum of probabilities at most, which 16 bit round, and to which a script may add a little."""
 FEWEST_ROWS = 3
 """Of a square of scores; any two rows' likelihoods may come of symmetric ones."""
-MOST_ROUNDING = 1e-2
-"""Of a length, in 16 bit."""
-
-
-@dataclass(slots=True)
-class LossCalls:
-    """Calls of losses that leave nothing of their own in the graph, and what they are given that they do not expect."""
-
-    functions: int = 0
-    wrong: list[str] = field(default_factory=list)
-    repeats: float = 0.0
-    """How far a ratio of two passes of the model may be from 1 by rounding; 0 where it drops, or is not known."""
-    stretched: int = 0
-    """Losses of outputs and targets of shapes that differ."""
-    softened: bool | None = None
-    """Whether two temperatures make the first divergence's distributions of their logits."""
-    reversed: int = 0
-    """Divergences whose targets learn, and whose inputs do not."""
-    over: bool = False
-    """Whether the first loss is about to be differentiated, which further calls are no part of."""
-
-    def hear(self, hooks: Hooks) -> None:
-        """Hook these losses."""
-        for name in LOSSES:
-            hooks.function(torch.nn.functional, name, before=partial(self.called, name))
-
-    def called(self, name: str, *given: Any, **named: Any) -> None:
-        """Look at what this loss is about to be called with."""
-        if self.over:
-            return
-        place = SIGNS.get(name, 1)
-        target = named.get("target", given[place] if len(given) > place else None)
-        if name in SIGNS:
-            if isinstance(target, torch.Tensor) and target.numel():
-                self.functions += 1
-                if float(target.min()) == 0:  # beside targets of -1 a 0 leaves a pair out
-                    self.wrong.append(f"{name} of targets from 0, which are to be -1 or 1")
-            return
-        scores = named.get("input", next(iter(given), None))
-        if name in BROADCAST:
-            self.stretched += are_stretched(scores, target)
-            return
-        if not isinstance(scores, torch.Tensor) or not scores.requires_grad:
-            self.reversed += isinstance(scores, torch.Tensor) and getattr(target, "requires_grad", False)
-            return
-        self.functions += 1
-        if isinstance(target, torch.Tensor) and target.shape == scores.shape:
-            if not named.get("log_target") and bool((target < 0).any()):
-                self.wrong.append("kl_div of logarithms as targets, without log_target")
-                return
-            logarithms = target if named.get("log_target") else target.log()
-            axes, others = _normalised(scores), _normalised(logarithms)
-            if axes and others and axes.isdisjoint(others):
-                self.wrong.append(f"{name} of distributions over axis {min(axes)} and over axis {min(others)}")
-                return
-            alive = living(torch.Tensor) if self.softened is None else []
-            known = [each for one in (scores, logarithms) if (each := _temperature(one, alive)) is not None]
-            self.softened = self.softened or (len(known) == 2 and min(known) < (1 - MOST_OF_LOG_1) * max(known))
-        made = loss_graph.straight_back((scores.grad_fn, 0))[0]
-        if made is not None and made.name() in OF_SCORES["BinaryCrossEntropyWithLogitsBackward0"]:
-            self.wrong.append(f"{name} of a {_plainly(made)}")
-
-
-def _normalised(likelihoods: torch.Tensor) -> set[int]:
-    """Return the axes over which these logarithms are of probabilities."""
-    axes = {axis for axis, size in enumerate(likelihoods.shape) if size > 1}
-    for axis in tuple(axes):  # all along it, a few of the others: a copy of all may take gigabytes
-        some = tuple(slice(None if at == axis else ROWS_SUMMED) for at in range(likelihoods.ndim))
-        found = likelihoods.detach()[some].float().logsumexp(dim=axis)
-        axes -= set() if bool((found.abs() <= MOST_OF_LOG_1).all()) else {axis}
-    return axes
-
-
-def _temperature(likelihoods: torch.Tensor, alive: list[torch.Tensor]) -> float | None:
-    """Return by what the logits of these log-likelihoods were divided; None where no living tensor holds them.
-
-    The largest one counts: a variable may hold what was divided already.
-    """
-    wanted, found = _centred(likelihoods), list[float]()
-    for logits in alive:
-        plain = type(logits) is torch.Tensor and logits.layout is torch.strided and logits.is_floating_point()
-        here = plain and logits.device == likelihoods.device and logits.numel() == likelihoods.numel()
-        if here and logits.shape[-1:] == likelihoods.shape[-1:]:
-            given = _centred(logits)
-            slope = float((given * wanted).sum() / given.square().sum())
-            alike = slope > 0 and bool((wanted - slope * given).norm() <= MOST_ROUNDING * wanted.norm())
-            if alike and not _normalised(logits):  # as these log-likelihoods are themselves
-                found.append(1 / slope)
-    return max(found, default=None)
-
-
-def _centred(scores: torch.Tensor) -> torch.Tensor:
-    """Return the first rows of these, each with mean 0: logits and their log-likelihoods are then alike."""
-    rows = scores.detach().reshape(-1, scores.shape[-1])[:ROWS_SUMMED].float()
-    return rows - rows.mean(dim=-1, keepdim=True)
 
 
 def scores_given(tensor: torch.Tensor, calls: LossCalls) -> ScoresGiven:
@@ -176,9 +71,9 @@ def scores_given(tensor: torch.Tensor, calls: LossCalls) -> ScoresGiven:
     for node in nodes:
         counts["crossed"] += _crossed(node)
         counts["outside"] += node.name().startswith("BinaryCrossEntropy") and _learns_outside(tensor, node)
-        ratio = _clipped_ratio(node)
+        ratio = clipped_ratio(node)
         counts["ratios"] += ratio is not None
-        counts["unbounded"] += _bounds_wrongly(tensor, node)
+        counts["unbounded"] += bounds_wrongly(tensor, node)
         if ratio is not None and calls.repeats:
             counts["functions"] += 1
             off = (ratio.detach().float() - 1).abs() > calls.repeats
@@ -193,7 +88,7 @@ def scores_given(tensor: torch.Tensor, calls: LossCalls) -> ScoresGiven:
                 counts["flat"] += _is_flat(node)
             given = loss_graph.straight_back(node.next_functions[0])[0]
             if given is not None and given.name() in squashed:
-                found.append(f"{_plainly(node)} of a {_plainly(given)}")
+                found.append(f"{plainly(node)} of a {plainly(given)}")
             elif node.name() in ENTROPIES and given is not None:
                 bounded = given.name() == "LogSoftmaxBackward0" and loss_graph.straight_back(given.next_functions[0])[0]
                 found += ["cross_entropy of a Sigmoid"] if bounded and bounded.name() == "SigmoidBackward0" else []
@@ -264,64 +159,6 @@ def _part_of(entropy: Any) -> Any:
                 return loss_graph.straight_back(made)
         edge = edge[0].next_functions[0]
     return None
-
-
-def penalties_of(loss: torch.Tensor) -> ScoresGiven:
-    """Return how many divergences from a reference are in a later step's loss, are from itself, or make it smaller.
-
-    Those are exponentials of a fixed likelihood less a learned one, as of GRPO's penalty. A policy's ratio has the
-    learned one first, and is 1 at first.
-    """
-    found = Counter(functions=0)
-    for node in islice(loss_graph.graph_of(loss.grad_fn), MOST_NODES):
-        before = node.next_functions[0][0] if node.name() == "ExpBackward0" else None
-        if before is None or before.name() != "SubBackward0":
-            continue
-        ((fixed, _), (learned, _)), result = before.next_functions, loss_graph.saved(node, "result")
-        if fixed is None and learned is not None and result is not None and result.numel() > 1:
-            found["functions"] += 1
-            found["without_reference"] += bool((result == 1).all())
-            found["rewarded"] += _pull(loss, node) < 0
-    more: dict[str, Any] = {**found}
-    return ScoresGiven(probabilities=(), **more)
-
-
-def _pull(loss: torch.Tensor, node: Any) -> int:
-    """Return 1 where a loss rises with every number that a function gives, -1 where it falls, 0 for others."""
-    pulls = loss_graph.gradients(loss, [GradientEdge(node, 0)])
-    least, most = pulls[0].aminmax() if pulls is not None else (0.0, 0.0)
-    return 1 if least >= 0 < most else -1 if least < 0 >= most else 0
-
-
-def _bounds_wrongly(loss: torch.Tensor, node: Any) -> bool:
-    """Return whether the smaller loss counts, of a policy's ratios and the same ones clipped.
-
-    The larger one is to (arXiv 1707.06347, equation 7), so that no ratio is worth more than a clipped one.
-    """
-    way = {"MaximumBackward0": -1, "MinimumBackward0": 1}.get(node.name())
-    if way is None:
-        return False
-    parts = [_behind_factors(following) for following, _ in node.next_functions]
-    clipped = [part for part in parts if part is not None and _clipped_ratio(part) is not None]
-    made = [loss_graph.straight_back(part.next_functions[0])[0] for part in clipped]
-    return len(made) == 1 and made[0] in parts and _pull(loss, node) == way
-
-
-def _behind_factors(node: Any) -> Any:
-    """Return the function whose result stands behind signs and factors that nothing learns from."""
-    while node is not None and node.name() in ("MulBackward0", "NegBackward0"):
-        learned = [following for following, _ in node.next_functions if following is not None]
-        node = learned[0] if len(learned) == 1 else None
-    return node
-
-
-def _clipped_ratio(node: Any) -> torch.Tensor | None:
-    """Return the ratios of likelihoods that a policy's loss clips around 1; None of other functions."""
-    if node.name() != "ClampBackward1" or node._saved_min is None or node._saved_max is None:
-        return None
-    made = loss_graph.straight_back(node.next_functions[0])[0]
-    is_ratio = made is not None and made.name() in ("ExpBackward0", "DivBackward0")
-    return node._saved_self if is_ratio and 0 < node._saved_min < 1 < node._saved_max <= 2 else None
 
 
 def _is_cut_at_0(node: Any) -> bool:
@@ -465,7 +302,7 @@ def _unreached(tensor: torch.Tensor, node: Any) -> str | None:
     if learned is None or 2 * (outside & learned).sum() <= learned.sum():
         return ""
     ends = f"{float(target.min()):g} to {float(target.max()):g}"
-    return f"{_plainly(node)} of outputs that reach {within[0]:g} to {within[1]:g}, and targets from {ends}"
+    return f"{plainly(node)} of outputs that reach {within[0]:g} to {within[1]:g}, and targets from {ends}"
 
 
 def _is_foreign_noise(node: Any) -> bool | None:
@@ -476,7 +313,7 @@ def _is_foreign_noise(node: Any) -> bool | None:
     edge, target = _output_and_target(node)
     if target is None or target.ndim < 3 or len(target) < FEWEST_TARGETS or not target.is_floating_point():
         return None
-    rows = _centred(target.reshape(len(target), -1))
+    rows = centred(target.reshape(len(target), -1))
     spread, size = rows.std(), rows.shape[1]
     drawn = SPREAD[0] < spread < SPREAD[1] and PEAK[0] < (rows / spread).pow(4).mean() < PEAK[1]
     neighbours = (rows[:, 1:] * rows[:, :-1]).mean().abs() / spread**2  # alike in pictures and series
@@ -484,7 +321,7 @@ def _is_foreign_noise(node: Any) -> bool | None:
         return None
 
     def shares(tensor: torch.Tensor) -> torch.Tensor:
-        return torch.cosine_similarity(rows, _centred(tensor.reshape(len(target), -1)), dim=1).abs()
+        return torch.cosine_similarity(rows, centred(tensor.reshape(len(target), -1)), dim=1).abs()
 
     least = BY_CHANCE / size**0.5
     read = [shares(given) for given in _read_by(edge[0], target.numel())]
@@ -552,7 +389,3 @@ def _highest_of_itself(likelihoods: torch.Tensor) -> bool:
     others = found.masked_fill(torch.eye(rows, dtype=torch.bool, device=found.device), -torch.inf)
     highest = found.diagonal() > others.amax(dim=1) + least
     return bool(highest.all()) and bool(((skew[:, :1] + skew[:1] - skew).abs() <= least).all())
-
-
-def _plainly(node: Any) -> str:
-    return str(node.name()).partition("Backward")[0]
