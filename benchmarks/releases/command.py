@@ -60,7 +60,8 @@ def try_pair(pair: Pair, keep: Path | None) -> dict[str, Any]:
                     seen[side] = watched(python, script, steps=pair.steps, expect=pair.expect)
     bad, good = seen["bad"], seen["good"]
     assert bad is not None
-    named_by = [check for check in pair.named_by if check in bad.failed]
+    found = bad.suspected | bad.failed
+    named_by = [check for check in pair.named_by if check in found]
     return {
         "name": pair.name,
         "bad": " ".join(pair.bad),
@@ -72,7 +73,8 @@ def try_pair(pair: Pair, keep: Path | None) -> dict[str, Any]:
         "source": pair.source,
         "named": bool(named_by),
         "named_by": named_by,
-        "says": bad.failed[named_by[0]] if named_by else "",
+        "asked": not {*named_by} & {*bad.failed},
+        "says": found[named_by[0]] if named_by else "",
         "failed_too": [check for check in bad.failed if check not in named_by],
         "reason": bad.reason,
         "passed": bad.passed,
@@ -89,7 +91,7 @@ def try_pair(pair: Pair, keep: Path | None) -> dict[str, Any]:
 
 def line_of(row: dict[str, Any]) -> str:
     """Return the row in one line."""
-    bad = f"named by {', '.join(row['named_by'])}" if row["named"] else "NOT named"
+    bad = f"{'asked' if row['asked'] else 'named'} by {', '.join(row['named_by'])}" if row["named"] else "NOT named"
     if not row["named"]:
         bad += f" (failed: {', '.join(row['failed_too']) or 'nothing'}{'; ' + row['reason'] if row['reason'] else ''})"
     good = "no good release"

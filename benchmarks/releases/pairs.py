@@ -88,7 +88,7 @@ PAIRS: dict[str, Pair] = {
             training="first_token.py",
             wrong="the first token of a row, which nothing predicts, counts as supervised",
             source="huggingface/transformers#46204",
-            named_by=("accumulation_oracle", "loss_oracle"),
+            named_by=("supervised_tokens",),
         ),
         Pair(
             name="rotary-base-lost",

@@ -39,6 +39,8 @@ class Seen:
     failed: dict[str, str]
     """Failed check to its detail."""
     passed: int
+    suspected: dict[str, str]
+    """Check that asks whether something is meant, to its detail."""
     unjudged: dict[str, str]
     """Unjudged check to the reason."""
     cost: Cost
@@ -95,11 +97,16 @@ def seen(verdict: dict[str, Any], cost: Cost, errors: str) -> Seen:
     reasons = "; ".join(run["reason"] for run in verdict["runs"] if run["reason"])
     if verdict["verdict"] not in ("pass", "fail") and errors.strip():
         reasons += f" ({errors.strip().splitlines()[-1]})"
+
+    def told(status: str) -> dict[str, str]:
+        return {f["check"]: f["detail"] for f in findings if f["status"] == status}
+
     return Seen(
         outcome=verdict["verdict"],
-        failed={f["check"]: f["detail"] for f in findings if f["status"] == "failed"},
-        passed=sum(f["status"] == "passed" for f in findings),
-        unjudged={f["check"]: f["detail"] for f in findings if f["status"] == "unjudged"},
+        failed=told("failed"),
+        passed=len(told("passed")),
+        suspected=told("suspected"),
+        unjudged=told("unjudged"),
         cost=cost,
         reason=reasons,
     )
