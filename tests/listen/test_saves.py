@@ -9,7 +9,7 @@ import numpy
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
-from peft.tuners.tuners_utils import BaseTuner
+from peft.tuners.lora.model import LoraModel
 from traces import adding, healthy, with_run
 
 from benchmarks.scripts.script import Script, judged
@@ -379,7 +379,7 @@ def test_a_base_whose_adapters_were_taken_off_is_told(leave, base):
     def save_pretrained(self):
         saves.written(self)
 
-    with imports._tell(BaseTuner, "unload", provenance.unloading):
+    with imports._tell(LoraModel, "unload", provenance.unloading):
         save_pretrained(getattr(model, leave)())
 
     assert [(seen.without_adapters, seen.unloaded) for seen in records] == [(number, True) for number in base]

@@ -8,6 +8,7 @@ import sys
 import threading
 from types import SimpleNamespace
 
+import bitsandbytes
 import numpy as np
 import pytest
 import torch
@@ -15,6 +16,7 @@ from peft import LoraConfig, inject_adapter_in_model
 
 from tunecheck.training.restore import (
     MATMULS,
+    as_found,
     exact_products,
     model_mode,
     products,
@@ -68,6 +70,19 @@ def test_what_a_forward_pass_leaves_behind_is_put_back():
     assert model.seen is seen
     assert not any(tensor.any() for tensor in (model.mean, model.another, model.state))
     assert (model.training, model.linear.training) == (True, False)
+
+
+def test_a_layer_in_8_bit_keeps_its_weights():
+    """Its first pass takes the scales from the weight's attributes into an object of the layer."""
+    torch.manual_seed(0)
+    layer = bitsandbytes.nn.Linear8bitLt(16, 8, bias=False, has_fp16_weights=False)
+    layer.load_state_dict(torch.nn.Linear(16, 8, bias=False).state_dict())
+    layer, given = layer.to("cpu"), torch.randn(4, 16)
+    with as_found(layer):
+        first = layer(given)
+
+    assert layer.weight.SCB is not None
+    assert torch.equal(layer(given), first)
 
 
 def test_merged_adapters_are_not_taken_out_of_the_weights():

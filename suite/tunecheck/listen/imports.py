@@ -225,7 +225,7 @@ HEARD = (
     ("peft.peft_model", "PeftModel.load_adapter", "provenance.adapter_loading"),
     ("peft.tuners.lora.model", "LoraModel.merge_and_unload", "provenance.merging"),
     ("peft.tuners.lora.model", "LoraModel.merge_and_unload", "saves.merging"),
-    ("peft.tuners.tuners_utils", "BaseTuner.unload", "provenance.unloading"),
+    ("peft.tuners.lora.model", "LoraModel.unload", "provenance.unloading"),
     ("peft.optimizers.loraplus", "create_loraplus_optimizer", "provenance.lora_plus"),
     ("torch", "utils.data.dataloader._BaseDataLoaderIter.__next__", "named_answers.batch_yielded"),
     (DATA_SETS, "Dataset.__init__", "named_answers.data_set_made"),

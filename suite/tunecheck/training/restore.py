@@ -40,7 +40,8 @@ def as_found(model: Any) -> Iterator[None]:
 
     Modes, peft's switches, a carried state, a cache, a list that grows, another tensor as buffer, a generator, and what
     plain objects among these hold. Parameters, submodules and hooks lie in tables of their own, which stay as they are.
-    So do the parameters but for requires_grad, which peft sets in each adapter that it makes active.
+    So do the parameters' values. Their attributes are put back: bitsandbytes' 8-bit weights hand theirs to their layer
+    in the first pass. So is requires_grad, which peft sets in each adapter that it makes active.
     """
     holders = [held for module in model.modules() for held in (vars(module), module._buffers)]
     # flat: a dictionary of each of some thousand modules would have the garbage collector go through all objects
@@ -55,6 +56,10 @@ def as_found(model: Any) -> Iterator[None]:
         names += vars(value)
         values += vars(value).values()
         its_own += vars(value).values()
+    for own_of in map(vars, model.parameters()):
+        holders.append(own_of)
+        names += own_of
+        values += own_of.values()
     sizes = [*map(len, holders)]
     found = [value for value in its_own if type(value) in GENERATORS or type(value) is torch.Tensor]
     plain = [v for v in found if type(v) is torch.Tensor and v.layout is torch.strided and not v.requires_grad]
