@@ -160,7 +160,7 @@ PAIRS: dict[str, Pair] = {
             training="patterns.py",
             wrong="rank_pattern and alpha_pattern change the adapters but not their scaling",
             source="huggingface/peft#2195",
-            named_by=("adapter_algebra",),
+            named_by=("state_in_training", "adapter_algebra"),
         ),
         Pair(
             name="bias-merged-wrongly",
