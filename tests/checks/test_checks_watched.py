@@ -108,6 +108,7 @@ MEANT = {
     ("loss_receives_logits", "a temperature for a scale"),
     ("loss_receives_logits", "one loss twice"),
     ("loss_receives_logits", "a target that learns"),
+    ("loss_receives_logits", "a part of the output is not read"),
     ("loss_receives_logits", "weights of other classes"),
     ("loss_receives_logits", "positives of other texts"),
     ("loss_receives_logits", "positions that compete"),
@@ -589,6 +590,7 @@ FAULTS = {
         "a temperature for a scale": lambda: watched(e.ScoresGiven(functions=1, probabilities=(), flat=1)),
         "one loss twice": lambda: watched(e.ScoresGiven(functions=2, probabilities=(), again=1)),
         "a target that learns": lambda: watched(e.ScoresGiven(functions=1, probabilities=(), reversed=1)),
+        "a part of the output is not read": lambda: watched(e.ScoresGiven(functions=1, probabilities=(), unread=6)),
         "weights of other classes": lambda: watched(e.ScoresGiven(functions=1, probabilities=(), weighed_up=1)),
         "positives of other texts": lambda: watched(e.ScoresGiven(functions=1, probabilities=(), mispaired=1)),
         "targets out of reach": lambda: watched(

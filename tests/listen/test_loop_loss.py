@@ -532,6 +532,44 @@ def test_the_most_frequent_class_has_not_the_largest_weight(weights, told):
     assert not scores_given(beside, LossCalls()).weighed_up  # too few are left
 
 
+def _fields(out: torch.Tensor, target: torch.Tensor, *, second: int) -> torch.Tensor:
+    """The mean of a loss of the first three parts, and of one of three parts from here on."""
+    return sum(mse_loss(out[:, at : at + 3], target[:, at : at + 3]) for at in (0, second)) / 2
+
+
+def _starts(out: torch.Tensor, ends: int) -> torch.Tensor:
+    """The loss of an answer's first position, and of another one by this part of the scores."""
+    scores = [part.squeeze(-1) for part in out.split(1, dim=-1)]
+    return cross_entropy(scores[0], torch.tensor([1, 2])) + cross_entropy(scores[ends], torch.tensor([3, 4]))
+
+
+@pytest.mark.parametrize(
+    ("made", "told"),
+    [
+        (lambda: _fields(torch.nn.Conv2d(2, 6, 1)(torch.randn(4, 2, 5, 5)), torch.randn(4, 6, 5, 5), second=3), 0),
+        (lambda: _fields(torch.nn.Conv2d(2, 6, 1)(torch.randn(4, 2, 5, 5)), torch.randn(4, 6, 5, 5), second=0), 3),
+        (lambda: _starts(torch.nn.Linear(8, 2)(torch.randn(2, 7, 8)), ends=1), 0),
+        (lambda: _starts(torch.nn.Linear(8, 2)(torch.randn(2, 7, 8)), ends=0), 1),
+        (lambda: torch.nn.Linear(8, 4)(torch.randn(6, 8))[:, :1].relu().mean(), 0),
+        (lambda: torch.nn.Linear(8, 4)(torch.randn(6, 8)).gather(1, torch.zeros(6, 1, dtype=torch.long)).mean(), 0),
+        (lambda: torch.nn.Linear(8, 40)(torch.randn(6, 8))[:, 1:].square().mean(), 0),
+    ],
+    ids=[
+        "both fields",
+        "one field twice",
+        "starts and ends",
+        "starts twice",
+        "a relu",
+        "actions taken",
+        "one of forty",
+    ],
+)
+def test_parts_of_the_output_that_no_term_depends_on(made, told):
+    """Left out by the loss itself, and not by one batch's numbers. In fp32."""
+    torch.manual_seed(0)
+    assert scores_given(made(), LossCalls()).unread == told
+
+
 class Largest(TorchDispatchMode):
     """Notes the largest tensor that is made in the block."""
 

@@ -55,6 +55,11 @@ DOUBTFUL = {
         "an output may hold several models that are to learn the same",
         "Copied code trains the end scores on the start labels, or one head on another head's labels.",
     ),
+    "unread": (
+        "parts of the last layer's output that no term of the loss depends on",
+        "a part may be learned by another loss, or be left for later",
+        "A term of the loss is missing, or copied code computes it from another term's part of the output.",
+    ),
     "off_policy": (
         "losses of a policy whose clipped ratios are not 1 before the first step",
         "rows may be another policy's, as with replayed ones",

@@ -4,6 +4,7 @@ The graph of the loss tells of those that leave something of their own in it.
 """
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
@@ -55,6 +56,12 @@ TURNS = "TransposeBackward0", "PermuteBackward0"
 OF_DIFFERENCES = "PowBackward0", "AbsBackward0"
 ELEMENTWISE = ("MseLossBackward0", "SmoothL1LossBackward0", "HuberLossBackward0", *OF_DIFFERENCES)
 """Losses of an output and a target each, which torch stretches to one size."""
+LAST_LAYERS, MOST_PARTS = {"AddmmBackward0": -1, "ConvolutionBackward0": 1}, 256
+"""Functions of layers to the axis of their results' parts, and how many parts are looked at."""
+SELECTS = re.compile(
+    "Relu|Threshold|Clamp|Max|Min|Amax|Amin|Gather|Index|Where|Mask|Scatter|Topk|Sort|Dropout|Embedding"
+)
+"""In the names of functions that may leave out numbers of one batch, and others of another."""
 FEWEST_ROWS = 3
 """Of a square of scores; any two rows' likelihoods may come of symmetric ones."""
 
@@ -99,6 +106,7 @@ def scores_given(tensor: torch.Tensor, calls: LossCalls) -> ScoresGiven:
                 counts["exchanged"] += given.name() == "LogSoftmaxBackward0" and _exchanged_by_view(given)
                 total = node._saved_self.detach()[:ROWS_SUMMED].float().logsumexp(dim=min(1, node._saved_self.ndim - 1))
                 counts["unnormalised"] += bool(total.abs().median() > MOST_OF_LOG_1)
+    counts["unread"] += _unread_outputs(tensor)
     counts["of_itself"] += sum(similar) if all(similar) else 0  # distances hold a row's product with itself, too
     empty, alone = any(map(_multiplies_by_0, terms_of(tensor))), any(map(_is_of_one, nodes))
     why = {"it is multiplied by zeros": empty, "a softmax of it is over one score": alone}
@@ -178,6 +186,26 @@ def _is_over_positions(softmax: Any) -> bool:
     sizes = {table._saved_weight_sym_argsize_0 for table in tables}
     turned = softmax.next_functions[0][0].name() in TURNS  # positions may have a table, and tokens may come second
     return shape[2] in sizes and shape[1] not in sizes and not turned
+
+
+def _unread_outputs(loss: torch.Tensor) -> int:
+    """Return how many parts of a last layer's outputs the loss does not depend on: none or at least a quarter."""
+    ends = set[Any]()
+    for node in loss_graph.graph_of(loss.grad_fn, ends):
+        if node.name() in LAST_LAYERS:
+            ends.add(node)
+        elif SELECTS.search(node.name()):
+            return 0
+    for node in ends:
+        axis, shape = LAST_LAYERS[node.name()], node._input_metadata[0].shape
+        told = len(shape) > 1 and shape[axis] <= MOST_PARTS and math.prod(shape) >= FEWEST_TARGETS * shape[axis]
+        found = loss_graph.gradients(loss, [GradientEdge(node, 0)]) if told else None
+        if found is not None:
+            read = found[0].movedim(axis, 0).flatten(1).any(dim=1)
+            unread = int((~read).sum())
+            if len(read) <= 4 * unread < 4 * len(read):
+                return unread
+    return 0
 
 
 def terms_of(loss: torch.Tensor) -> Iterator[Any]:

@@ -194,6 +194,7 @@ class ScoresGiven(Record):
     weighed_up: int = 0
     cut_at_0: int = 0
     parts_alike: int = 0
+    unread: int = 0
     ratios: int = 0
     """Ratios of likelihoods that the loss clips around 1, as a policy's does."""
     off_policy: int = 0
