@@ -632,6 +632,29 @@ def test_a_schedule_is_stepped(stepped, heard):
     assert finding.status is (Status.SUSPECTED if stepped == "never" else Status.PASSED), finding.detail
 
 
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+@pytest.mark.parametrize("made_of", ["the same", "another", "one that steps, too", "another model's"])
+def test_a_schedule_is_made_of_the_optimizer_that_steps(made_of, heard):
+    """Or of one that holds other tensors, or steps as well."""
+    model, other = Net(), Net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    second = torch.optim.AdamW((other if made_of == "another model's" else model).parameters(), lr=1e-3)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(optimizer if made_of == "the same" else second, 12)
+
+    def train():
+        for x, y in DataLoader(data(96), 8):
+            cross_entropy(model(x), y).backward()
+            optimizer.step()
+            if made_of == "one that steps, too":
+                second.step()
+            schedule.step()
+            optimizer.zero_grad()
+
+    finding = heard("calls_in_order", train)
+    assert ("schedule changes the rate of an optimizer that" in finding.detail) == (made_of == "another")
+    assert (finding.status is Status.SUSPECTED) == (made_of == "another"), finding.detail
+
+
 LAMBDAS = {
     "falls too early": lambda step: max(0.0, 1 - step / 6),
     "comes again": lambda step: 1.05 + math.cos(math.pi * step / 6),

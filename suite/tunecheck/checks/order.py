@@ -25,6 +25,7 @@ STEPPED_SCALED = "the optimizer steps with scaled gradients"
 SCHEDULE_EARLY = "the schedule is stepped before the optimizer, which skips its first rate"
 SCHEDULE_TWICE = "the schedule is stepped twice per optimizer step"
 SCHEDULE_AHEAD = "the schedule has one step per optimizer step, but is stepped more often"
+SCHEDULE_ELSEWHERE = "the schedule changes the rate of an optimizer that does not step, beside the one that does"
 UNPREPARED = "the optimizer steps while accelerate accumulates gradients"
 NOT_YET = "the schedule advances after each micro-batch; only the training's end shows if it is made for that"
 NOT_RESTORED = "weights are moved between two backward passes, and not moved back before the optimizer steps"
@@ -35,6 +36,7 @@ MEANT = {
     NO_BACKWARD: "weights may learn without gradients, as by MeZO (arXiv 2305.17333)",
     CLIPPED_NOTHING: "the gradients may be those of another model, which rests in these steps",
     CLIPPED_IN_VAIN: "it may only measure their norm",
+    SCHEDULE_ELSEWHERE: "a script may copy the rate into the optimizer that steps",
     NOT_RESTORED: "noise, or an update by hand, may move the weights for good",
 }
 """Fault to who does it on purpose."""
@@ -50,6 +52,7 @@ CAUSES = {
     UNPREPARED: "The optimizer was not passed to accelerator.prepare, so it steps while gradients accumulate.",
     SCHEDULE_EARLY: "scheduler.step runs before optimizer.step.",
     SCHEDULE_AHEAD: "The schedule is stepped once per micro-batch.",
+    SCHEDULE_ELSEWHERE: "The schedule is made of a second optimizer, so the rate never changes.",
     CLIPPED_EARLY: "Clipping runs after each micro-batch.",
     CLIPPED_NOTHING: "Clipping runs before the backward pass.",
     CLIPPED_LATE: "Clipping runs after the step.",
@@ -60,7 +63,7 @@ CAUSES = {
     NEVER_ALLOCATED: "Nothing calls AdaLoRA's update_and_allocate.",
 }
 HABITS = frozenset({DISCARDED, DISCARDED_CLIPPED, PILED_UP, PILED_UP_THERE, CLIPPED_NOTHING, NOT_RESTORED})
-HABITS |= {NO_BACKWARD, SCHEDULE_EARLY, SCHEDULE_TWICE, CLIPPED_IN_VAIN}
+HABITS |= {NO_BACKWARD, SCHEDULE_EARLY, SCHEDULE_TWICE, SCHEDULE_ELSEWHERE, CLIPPED_IN_VAIN}
 """What a training may do now and then: skip a bad batch, catch up with a schedule. Wrong only as a habit."""
 
 ELSEWHERE = "step of another optimizer"
@@ -176,6 +179,8 @@ def _faults(calls: Sequence[str], used: bool, *, one_pass: bool) -> Iterator[str
                 schedules += 1
                 early = fresh and passes == 1 and "step" in calls[number:]
                 yield from holding({SCHEDULE_TWICE: schedules > 1, SCHEDULE_EARLY: early})
+            case "schedule of an optimizer that does not step":
+                yield SCHEDULE_ELSEWHERE
             case "keep":
                 fresh = used = clipped = piled = False
             case "edit":

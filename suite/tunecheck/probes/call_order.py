@@ -193,6 +193,13 @@ class CallOrderProbe(Probe[CallOrder]):
     def _is_own(self, optimizer: Any) -> bool:
         return same_optimizer(optimizer, self._optimizer)
 
+    def _stands_still(self, optimizer: Any) -> bool:
+        """Return whether another optimizer of the same tensors has not stepped so far."""
+        tensors = [
+            {id(p) for group in one.param_groups for p in group["params"]} for one in (optimizer, self._optimizer)
+        ]
+        return optimizer not in self._others and not tensors[0].isdisjoint(tensors[1])
+
     def _on_step(self, optimizer: Any, *_: Any) -> None:
         if self._is_own(optimizer):
             self._look()
@@ -225,8 +232,14 @@ class CallOrderProbe(Probe[CallOrder]):
 
     def _on_schedule(self, schedule: Any, *given: Any, **named: Any) -> Callable[[Any], None] | None:
         """Note the outermost call for our optimizer; not the one that makes a schedule, nor one that names the step."""
-        first = getattr(schedule, "_step_count", 1) == 0
-        if self._in_schedule or first or given or named or not self._is_own(getattr(schedule, "optimizer", None)):
+        # where it is being made; one with warm restarts never counts its steps
+        first = getattr(schedule, "_is_initial", getattr(schedule, "_step_count", 1) == 0)
+        optimizer = getattr(schedule, "optimizer", None)
+        if self._in_schedule or first or given or named:
+            return None
+        if not self._is_own(optimizer):
+            if self._stands_still(optimizer):
+                self._note("schedule of an optimizer that does not step")
             return None
         self._in_schedule = True
         self._look()

@@ -169,7 +169,7 @@ class PreferenceProbe(Probe[PreferencesLearned]):
         pulls = _pulls_of_answers
         if (found := tokens_and_numbers(args, given, out)) is None:
             found, pulls = tokens_and_numbers(args, given, out, _are_of_rows), _pulls_of_numbers
-        if found is None or len(found[1]) > 1:
+        if found is None or len(found[1]) > 1 or found[0].shape[1] < 2:  # one token has no next one
             return
         read, (scores,) = found
         number = scores.grad_fn._sequence_nr() if scores.grad_fn is not None else None
