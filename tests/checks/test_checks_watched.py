@@ -44,6 +44,7 @@ MEANT = {
     ("batches_change", "one view twice"),
     ("batches_change", "one timestep"),
     ("batches_change", "targets in another order"),
+    ("batches_change", "one text"),
     ("rows_whole", "beginnings cut off"),
     ("rows_whole", "most answers cut off"),
     ("rows_whole", "some answers cut off"),
@@ -455,6 +456,12 @@ FAULTS = {
         ),
         "one view twice": lambda: watched(
             *(e.StepInputs(step=step, digests=(f"batch {step}",), twins=True if step else None) for step in range(4))
+        ),
+        "one text": lambda: watched(
+            *(
+                e.StepInputs(step=n, digests=(f"batch {n}",), read=(e.RowRead(digest="one", tokens=9, last=0),))
+                for n in range(4)
+            )
         ),
         "targets in another order": lambda: watched(
             *(e.StepInputs(step=step, digests=(f"batch {step}",), paired=False) for step in range(3))
@@ -1653,6 +1660,18 @@ def test_rows_of_one_token(different, status):
     rows = [e.RowRead(digest=str(n), tokens=5 + n, last=0, different=1) for n in range(9)]
     rows.append(e.RowRead(digest="last", tokens=9, last=0, different=different))
     steps = [e.StepInputs(step=n, digests=(f"batch {n}",), read=tuple(rows)) for n in range(4)]
+    assert CHECKS["batches_change"]()(watched(*steps)).status is status
+
+
+@pytest.mark.parametrize(
+    ("texts", "batches", "status"),
+    [(1, 4, Status.SUSPECTED), (2, 4, Status.PASSED), (4, 4, Status.PASSED)],
+    ids=["one", "two", "another in each step"],
+)
+def test_rows_of_one_text_with_other_targets(texts, batches, status):
+    """The first text of a batch was taken for each of its rows; a group of samples has one prompt for a step."""
+    rows = [e.RowRead(digest=f"text {n % texts}", tokens=9, last=0) for n in range(batches)]
+    steps = [e.StepInputs(step=n, digests=(f"batch {n}",), read=(row,)) for n, row in enumerate(rows)]
     assert CHECKS["batches_change"]()(watched(*steps)).status is status
 
 

@@ -206,3 +206,21 @@ def test_rows_that_are_each_there_twice(dropout, told, tmp_path):
 
     finding = found(model, losses(), tmp_path)
     assert finding.status is (Status.SUSPECTED if told else Status.PASSED), finding.detail
+
+
+@pytest.mark.parametrize(
+    ("index", "told"), [("first", "all rows that the model reads in 4 steps are one text"), ("own", "")]
+)
+def test_the_texts_of_the_rows_differ(index, told, tmp_path):
+    """The first text of the data set is tokenised for each row, while labels are the row's own."""
+    torch.manual_seed(0)
+    size = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    model = BertForSequenceClassification(BertConfig(vocab_size=300, num_labels=2, **size))
+    texts = [torch.randint(1, 300, (9,)) for _ in range(48)]
+    rows = [(texts[number if index == "own" else 0], torch.tensor(number % 2)) for number in range(48)]
+    batches = DataLoader(rows, batch_size=8, shuffle=True)
+    losses = (model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=y).loss for ids, y in batches)
+    finding = found(model, losses, tmp_path)
+
+    assert (finding.status is Status.SUSPECTED) == bool(told)
+    assert told in finding.detail

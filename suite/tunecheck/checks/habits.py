@@ -85,6 +85,7 @@ RARE = "classes may be so unequal that the first steps hold one alone, or be tak
 REREAD = "Each step creates a new iterator, or the batch is read before the loop."
 ONCE_A_STEP = "The loop fetches one batch per step, not one per micro-batch."
 NO_TEXT = "Another column, such as token_type_ids, is passed as the tokens."
+ONE_TEXT = "The first text of a batch is tokenised for each of its rows, as by a missing index or a batched map."
 COPIED = "The collator builds both inputs of a pair from one text."
 ONE_VIEW = "Both views of a row are identical: the augmentation runs once, or is not random."
 CONSTANT = "A constant, such as zeros_like, replaces the random numbers of rows, such as timesteps."
@@ -103,14 +104,14 @@ class BatchesChange(Check):
     """Each step trains on a different batch, whose rows are neither all of one class nor sorted by class.
 
     Micro-batches whose losses are averaged differ, too. Different inputs have different targets, in the order of their
-    rows. The two inputs of a pair or of two views differ. No row repeats a single token. If each row has a number, it
-    varies. For language models rows_come_once compares the rows.
+    rows. The texts of rows differ, as do the two inputs of a pair or of two views. No row repeats a single token. A
+    number for each row varies. For language models rows_come_once compares the rows.
     """
 
     needs = frozenset({"unknown_rows"})
     convention = "one batch is overfitted on purpose, or the whole data set is one batch"
     meaning = f"""{REREAD} {ONCE_A_STEP} {SORTED} {ONE_SLICE} {SHUFFLED} {COPIED} {ONE_VIEW} {READ_TWICE} {NO_TEXT}
-    {CONSTANT}"""
+    {ONE_TEXT} {CONSTANT}"""
     remedy = """Create the iterator once per epoch, and take the next batch in each step. Shuffle the rows. Count the
     labels. Pass both texts of a pair to the model."""
 
@@ -135,6 +136,10 @@ class BatchesChange(Check):
         rows = [row for step in given for row in step.read if row.tokens > 1]
         if rows and all(row.different == 1 for row in rows):
             return self.at_most(len(rows), 0, f"each of {len(rows)} rows repeats one token", causes=[NO_TEXT])
+        reading = [step for step in given if step.read]
+        if len(reading) >= self.min_steps and len({row.digest for row in rows}) == 1 < different:
+            detail = f"batches differ, but all rows that the model reads in {len(reading)} steps are one text"
+            return self.at_most(len(reading), 1, detail, causes=[ONE_TEXT])
         if all(step.equal for step in given):
             detail = f"the inputs {' and '.join(given[0].equal)} are equal in each of {steps} steps"
             return self.found(False, detail, measured=steps, limit=0, meant=VIEWS, causes=[COPIED])
