@@ -10,6 +10,7 @@ import pickle
 import threading
 import warnings
 import weakref
+from functools import partial
 
 import pytest
 import torch
@@ -19,9 +20,9 @@ from in_process import train_here
 from small_net import ROW, Net, answer
 from tiny_runs import run_with
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import Trainer, TrainerCallback
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, Trainer, TrainerCallback
 
-from benchmarks.scripts.script import Script, judged, libraries_heard, plain_loop, trained
+from benchmarks.scripts.script import MODEL, Script, judged, libraries_heard, plain_loop, trained
 from tunecheck.core.trace import read
 from tunecheck.listen import unheard
 from tunecheck.listen.launch import rows_of
@@ -50,6 +51,19 @@ def test_a_probe_leaves_everything_as_it_was(loop, lora, change, tmp_path, monke
     script.lora = None if lora is None or script.lora is None else {**script.lora, **lora}
     script.adapted += [] if change is None else [change]
     judged(script, tmp_path)
+
+    assert not changed
+    assert len(seen) > 50
+
+
+@pytest.mark.parametrize("loop", [plain_loop, None], ids=["loop", "Trainer"])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_probe_leaves_a_quantised_base_as_it_was(bits, loop, tmp_path, monkeypatch):
+    """bitsandbytes' layers take what their weights hold in the first pass, and change it in eval mode."""
+    seen, changed = watch_probes(monkeypatch)
+    quantised = BitsAndBytesConfig(**{f"load_in_{bits}bit": True})
+    base = partial(AutoModelForCausalLM.from_pretrained, MODEL, quantization_config=quantised, device_map={"": "cpu"})
+    judged(Script(steps=STEPS, rows=16, loop=loop, base=lambda dtype: base(dtype=dtype)), tmp_path)
 
     assert not changed
     assert len(seen) > 50

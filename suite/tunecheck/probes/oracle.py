@@ -21,7 +21,7 @@ from tunecheck.probes.reference.measures import differences, random_digest, sket
 from tunecheck.probes.reference.own_logits import OwnLogits, unpadded
 from tunecheck.training.data import IGNORED, Batch
 from tunecheck.training.events import Probe
-from tunecheck.training.restore import in_fp32, kept_values, own_gradients, random_state, without_dropout
+from tunecheck.training.restore import as_found, in_fp32, kept_values, own_gradients, random_state, without_dropout
 from tunecheck.training.session import Session
 from tunecheck.training.tensors import gradients_of, whole
 
@@ -61,7 +61,8 @@ class OracleProbe(Probe[Oracle | OwnRowsGradient]):
             means[OF_MEANS] = lambda: sum(alone([batch]) for batch in window)  # of a loop that declares nothing
         self._waiting = []
         for how, loss_backward in means.items():
-            with without_dropout(session.model) if self._dropout else nullcontext():
+            dropping = without_dropout(session.model) if self._dropout else nullcontext()
+            with as_found(session.model), dropping:
                 loss, gradients = _loss_and_gradients(self._parameters, loss_backward)
             # Until the trainer's are complete they would add 4 bytes a trained parameter to the run's peak on the card.
             gradients = [gradient.cpu() for gradient in gradients]
@@ -83,7 +84,7 @@ class OracleProbe(Probe[Oracle | OwnRowsGradient]):
         waiting, self._waiting = self._waiting, []
         replayed, got = None, gradients_of(self._parameters)
         if self._dropout and session.replay is not None:
-            with without_dropout(session.model), random_state(session.device):
+            with as_found(session.model), without_dropout(session.model), random_state(session.device):
                 replayed, got = _loss_and_gradients(self._parameters, session.replay)
         if session.processes > session.exchange.count:  # of the other processes' rows nothing is known here
             own, tokens = tuple(sketch(wanted) for _, wanted, _ in waiting), [b.supervised_tokens for b in window]
