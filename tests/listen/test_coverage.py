@@ -139,6 +139,52 @@ def test_sparse_gradients_are_read(tmp_path):
     assert row.outcome == "pass"
 
 
+class Halves(torch.Tensor):
+    """A matrix that is stored as twice its numbers: of few operators, as those of torchao."""
+
+    stored: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, stored):
+        """Wrap what is stored."""
+        made = torch.Tensor._make_wrapper_subclass(cls, stored.shape, dtype=stored.dtype)
+        made.stored = stored
+        return made
+
+    def dequantize(self):
+        """Return what it stands for."""
+        return self.stored / 2
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        """Decode it for a product."""
+        if function is torch.nn.functional.linear:
+            return function(args[0], args[1].dequantize(), *args[2:])
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        """Know no operator but that for a parameter."""
+        if function is torch.ops.aten.detach.default:
+            return cls(args[0].stored)
+        raise NotImplementedError(f"Halves has no {function}")
+
+
+def test_a_base_of_an_encoding_class_is_read(tmp_path):
+    """Its numbers are looked at, which it decodes, and by no operator that it lacks."""
+
+    def train():
+        model = Net()
+        model.body.requires_grad_(False)
+        model.body.weight = torch.nn.Parameter(Halves(torch.randn(model.body.weight.shape)), requires_grad=False)
+        loop(model, torch.optim.AdamW(model.head.parameters(), lr=1e-2))
+
+    failed, row = judged(tmp_path, train)
+    assert not failed
+    assert not [finding.detail for finding in row.unjudged if "Halves" in finding.detail]
+    assert "base_untouched" in {finding.check for finding in row.passed}
+
+
 def test_a_window_that_ends_with_the_interpreter_is_read(tmp_path, monkeypatch):
     """No thread starts then."""
 

@@ -22,7 +22,7 @@ from tunecheck.training.events import Probe
 from tunecheck.training.hooks import rate_of
 from tunecheck.training.restore import adapted_layers
 from tunecheck.training.session import Session
-from tunecheck.training.tensors import learning, own_parameters, undifferentiated, whole
+from tunecheck.training.tensors import is_encoded, learning, own_parameters, undifferentiated, whole
 
 MOST_EXPERTS = 512
 """Rows of a router's weight at most."""
@@ -386,7 +386,9 @@ class ContinuityProbe(Probe[Continuity]):
 
     def start(self, session: Session) -> None:
         self._watched = session.run.training.offload != "parameters"
-        parameters = list(session.model.named_parameters()) if self._watched else []
+        # an encoded one would be decoded at every moment
+        named = session.model.named_parameters() if self._watched else ()
+        parameters = [(name, p) for name, p in named if not is_encoded(p)]
         self._trained = _Samples([(name, p) for name, p in parameters if p.requires_grad], TRAINED_ELEMENTS)
         self._frozen = _Samples([(name, p) for name, p in parameters if not p.requires_grad], FROZEN_ELEMENTS)
         self._thawed = set[str]()

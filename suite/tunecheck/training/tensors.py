@@ -12,13 +12,21 @@ import torch.distributed as distributed
 from tunecheck.models.layer_names import decoder_layers
 
 
+def is_encoded(tensor: Any) -> bool:
+    """Return whether this is of a class that stores numbers otherwise, as torchao's, and may have few operators."""
+    return type(tensor).dequantize is not torch.Tensor.dequantize
+
+
 def whole(tensor: Any) -> torch.Tensor:
     """Return the tensor itself; of a DTensor, as FSDP2 makes of parameters, all of it: every rank must ask.
 
-    On one rank that is the part here, and no copy. A sparse tensor, as the gradient of a table may be, is made dense.
+    On one rank that is the part here, and no copy. A sparse tensor, as the gradient of a table may be, is made dense,
+    and an encoded one decoded.
     """
     if hasattr(tensor, "to_local"):
         tensor = tensor.to_local() if tensor.device_mesh.size() == 1 else tensor.full_tensor()
+    elif is_encoded(tensor):
+        tensor = tensor.dequantize()
     found: torch.Tensor = tensor if tensor.layout is torch.strided else tensor.to_dense()
     return found
 

@@ -18,7 +18,7 @@ from tunecheck.models.description import Architecture
 from tunecheck.probes.reference.four_bit import is_packed, some_rows
 from tunecheck.probes.reference.measures import relative_error, worst
 from tunecheck.training.hooks import Hooks, OwnHooks
-from tunecheck.training.tensors import whole
+from tunecheck.training.tensors import is_encoded, whole
 
 MODEL_TYPES = frozenset({"llama", "mistral", "qwen2"})
 """Architectures of this one form."""
@@ -177,7 +177,8 @@ class WatchedLinears:
             while hasattr(module, "base_layer"):
                 module = module.base_layer
             weight: Any = getattr(module, "weight", None)
-            plain = type(module) is torch.nn.Linear and weight.dim() == 2 and not hasattr(weight, "to_local")
+            linear = type(module) is torch.nn.Linear and weight.dim() == 2
+            plain = linear and not hasattr(weight, "to_local") and not is_encoded(weight)
             held = (plain or is_packed(weight)) and not (weight.requires_grad or weight.is_meta)
             if held:
                 hooks.after(module, partial(self._note, name))
