@@ -287,7 +287,7 @@ def test_a_run_says_which_tensors_decay_and_is_held_to_it(tmp_path, trainer):
         ),
         (
             ["parallel={processes: 2}", "evaluation.rows=3"],
-            "evaluation.rows: should be a multiple of 2 with trainer tra",
+            "evaluation.rows: should be a multiple of 2, the processes, with trainer tra",
         ),
         (
             ["parallel={processes: 2}", "evaluation.rows=8"],
