@@ -77,6 +77,7 @@ MEANT = {
     ("evaluation_reported", "some rows"),
     ("rows_reach_loss", "the first position"),
     ("rows_reach_loss", "prompts alone"),
+    ("rows_reach_loss", "passages without gradients"),
     ("rows_reach_loss", "tags one early"),
     ("rows_reach_loss", "tags one late"),
     ("rows_reach_loss", "tags counted by words"),
@@ -111,6 +112,7 @@ MEANT = {
     ("loss_receives_logits", "a target that learns"),
     ("loss_receives_logits", "a part of the output is not read"),
     ("loss_receives_logits", "weights of other classes"),
+    ("loss_receives_logits", "a scale exponentiated twice"),
     ("loss_receives_logits", "positives of other texts"),
     ("loss_receives_logits", "positions that compete"),
     ("answers_end", "no mark of the assistant's turn"),
@@ -513,6 +515,7 @@ FAULTS = {
     "rows_reach_loss": {
         "the first position": lambda: watched(positions(unseen=54)),
         "prompts alone": lambda: of_unknown_labels(used(beginnings=24)),
+        "passages without gradients": lambda: watched(e.CutOff(tensors=(), one_sided=1)),
         "tags one early": lambda: watched(positions(marked=24, tags_early=24)),
         "tags one late": lambda: watched(positions(marked=24, tags_late=23)),
         "tags counted by words": lambda: watched(positions(marked=24, split=12, tags_counted=12)),
@@ -599,6 +602,7 @@ FAULTS = {
         "a target that learns": lambda: watched(e.ScoresGiven(functions=1, probabilities=(), reversed=1)),
         "a part of the output is not read": lambda: watched(e.ScoresGiven(functions=1, probabilities=(), unread=6)),
         "weights of other classes": lambda: watched(e.ScoresGiven(functions=1, probabilities=(), weighed_up=1)),
+        "a scale exponentiated twice": lambda: watched(e.ScoresGiven(functions=2, probabilities=(), far_off=2)),
         "positives of other texts": lambda: watched(e.ScoresGiven(functions=1, probabilities=(), mispaired=1)),
         "targets out of reach": lambda: watched(
             e.ScoresGiven(functions=1, probabilities=(), unreached=("MseLoss of outputs that reach -1 to 1",))

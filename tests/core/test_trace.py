@@ -41,7 +41,7 @@ EXAMPLES: list[Record] = [
     e.UserCode(role="compute_loss", name="Mine.compute_loss", file="train.py", line=7),
     e.EvaluationRows(rows=50, among=3, trained=400),
     e.WindowEnded(steps=10),
-    e.CutOff(tensors=("conv.bias",), passes=1, in_steps=4, replaced=("cross",)),
+    e.CutOff(tensors=("conv.bias",), passes=1, in_steps=4, one_sided=1, replaced=("cross",)),
     e.LoopEvaluations(passes=8, dropping=0),
     e.StepInputs(
         step=1,
@@ -93,7 +93,13 @@ EXAMPLES: list[Record] = [
     e.TokensReplaced(step=2, read="Who"),
     e.LearntBeside(tensors=2),
     e.ScoresGiven(
-        functions=2, probabilities=("LogSoftmax of a Softmax",), softened=1, cut_at_0=1, ratios=2, off_policy=2
+        functions=2,
+        probabilities=("LogSoftmax of a Softmax",),
+        softened=1,
+        cut_at_0=1,
+        far_off=1,
+        ratios=2,
+        off_policy=2,
     ),
     e.ScoresGiven(functions=1, probabilities=(), of_itself=1, nothing=("it is multiplied by zeros",)),
     e.WorkerBatches(workers=2, rounds=5, distinct=4, alike=1),

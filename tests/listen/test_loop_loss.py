@@ -532,6 +532,23 @@ def test_the_most_frequent_class_has_not_the_largest_weight(weights, told):
     assert not scores_given(beside, LossCalls()).weighed_up  # too few are left
 
 
+@pytest.mark.parametrize(
+    ("scale", "changed", "told"),
+    [(20.0, {}, 0), (1e6, {}, 1), (1e6, {"ignore_index": 3}, 0), (float("inf"), {}, 0)],
+    ids=["a temperature of 0.05", "exponentiated twice", "all ignored", "without a number"],
+)
+@pytest.mark.parametrize("shape", [(8,), (8, 2)], ids=["rows", "positions"])
+def test_a_cross_entropy_that_is_far_above_that_of_a_guess(shape, scale, changed, told):
+    """As of cosines that the exponential of a temperature's inverse multiplies. In fp32."""
+    torch.manual_seed(0)
+    cosines = (torch.rand(8, 5, *shape[1:]) * 2 - 1).requires_grad_()
+    targets = torch.full(shape, 3)
+    with Largest() as seen:
+        found = scores_given(loss := cross_entropy(scale * cosines, targets, **changed), LossCalls())
+
+    assert (found.far_off, loss.requires_grad, seen.size > 0) == (told, True, True)
+
+
 def _fields(out: torch.Tensor, target: torch.Tensor, *, second: int) -> torch.Tensor:
     """The mean of a loss of the first three parts, and of one of three parts from here on."""
     return sum(mse_loss(out[:, at : at + 3], target[:, at : at + 3]) for at in (0, second)) / 2

@@ -229,6 +229,39 @@ def test_places_that_a_table_calls_padding(around, how, status, tmp_path):
     assert found.status is (Status.FAILED if around and how == "padded" else status), found.detail
 
 
+class Embeds(torch.nn.Module):
+    """A text's embedding, of as many numbers as there are positions, or scores of where an answer stands in it."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.bert = BertModel(BertConfig(vocab_size=40, **{**TINY, "hidden_size": 12}))
+        self.how, self.head = how, torch.nn.Linear(12, 1)
+
+    def forward(self, ids, mask):
+        """Return [rows, 12]."""
+        states = self.bert(ids, mask).last_hidden_state
+        if self.how == "chosen":
+            return self.head(states)[..., 0]
+        shown = mask[..., None] if self.how == "masked" else torch.ones_like(states)
+        return torch.nn.functional.normalize((states * shown).sum(1), dim=1)
+
+
+@pytest.mark.parametrize(
+    ("how", "status"), [("masked", Status.PASSED), ("mean", Status.FAILED), ("chosen", Status.UNJUDGED)]
+)
+def test_an_embedding_is_no_choice_among_positions(how, status, tmp_path):
+    """Its gradients are balanced as those of a softmax are: a norm has left all embeddings without a mean."""
+    torch.manual_seed(0)
+    model = Embeds(how)
+
+    def loss_of(ids, mask, lengths):
+        found = model(ids, mask)
+        scores = found if how == "chosen" else found @ model(ids.flip(0), mask.flip(0)).T
+        return cross_entropy(scores, torch.arange(6))
+
+    assert CHECKS["no_loss_on_padding"]()(heard(model, loss_of, tmp_path)).status is status
+
+
 @pytest.mark.parametrize(
     ("filling", "status"), [(0, Status.FAILED), (103, Status.SUSPECTED)], ids=["padding", "[MASK]"]
 )

@@ -135,6 +135,11 @@ DOUBTFUL = {
         "weights may be the costs of errors",
         "The class weights are in another order than the class numbers, as where one of them is sorted by name.",
     ),
+    "far_off": (
+        "cross entropies at first, more than 20 times that of a uniform guess",
+        "a margin or initial weights may be large on purpose",
+        "A scale of the scores is exponentiated twice, the initial weights are large, or the right class is masked.",
+    ),
     "crossed": (
         "losses of outputs and targets of different shapes, which torch broadcasts",
         "all pairs may be meant, or one target for several outputs",

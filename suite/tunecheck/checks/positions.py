@@ -141,6 +141,8 @@ class PaddingHidden(Check):
 
 
 DETACHED = "A pass's results are detached, converted to numbers, or overwritten by the next pass."
+ONE_SIDED = "Passages, or the second texts of pairs, are encoded under no_grad or detached."
+FIXED_SIDE = "one side of the pairs may be meant to teach the other alone"
 FOR_A_METRIC = "a pass may be made for a metric alone, though it then needs no gradients"
 INVERTED = "The mask of answers is inverted."
 TAGS_OFF = "Word tags are misaligned: the first special token, or the further tokens of a word, are not counted."
@@ -156,14 +158,15 @@ class RowsReachLoss(Check):
     """The loss uses every forward pass, and in a causal model positions that see most of their row.
 
     A causal model's positions do not see later tokens, so tokens after the last position in the loss change no
-    gradient. A pass with gradients enabled receives one. After a prompt, the loss uses the answer from its first token.
-    An encoder's tags begin at the first word.
+    gradient. A pass with gradients enabled receives one. Both sides of pairs that one model encodes learn. After a
+    prompt, the loss uses the answer from its first token. An encoder's tags begin at the first word.
     """
 
     needs = frozenset({"user_code"})
     convention = "a later part of each row may be context for nothing, such as turns that are not learned"
     meaning = f"""A causal model's first position is used as the summary of its row, as in BERT. Or the index of the
-    last token counts from the wrong end. {INVERTED} {BEGUN_LATE} {DETACHED} {TAGS_OFF}"""
+    last token counts from the wrong end. {INVERTED} {BEGUN_LATE} {DETACHED} {ONE_SIDED}
+    {TAGS_OFF}"""
     remedy = "Use the last token of each row, at attention_mask.sum(1) - 1 if rows are padded on the right, or a mean."
 
     max_unseen_share: float = 0.5
@@ -183,6 +186,9 @@ class RowsReachLoss(Check):
         if lost and not any("step of another optimizer" in seen.calls for seen in trace.records(CallOrder)):
             detail = f"forward passes with gradients whose results get none, in each step: {lost[0].passes}"
             return self.at_most(lost[0].passes, 0, detail, meant=FOR_A_METRIC, causes=[DETACHED])
+        if one_sided := sum(seen.one_sided for seen in trace.records(CutOff)):
+            detail = f"passes that do not learn, against whose rows the loss scores other passes: {one_sided}"
+            return self.at_most(one_sided, 0, detail, meant=FIXED_SIDE, causes=[ONE_SIDED])
         # else labels_as_configured judges them
         for used in trace.records(RowsUsed) if trace.why({Premise.CAUSAL_LM, Premise.LABELS_KNOWN}) else ():
             if used.begun_late:

@@ -44,6 +44,8 @@ OF_PARTS = "SplitBackward0", "SplitWithSizesBackward0", "UnbindBackward0", "Sele
 """Functions that take a part of a tensor along one axis."""
 FEWEST_TARGETS = 4
 """Equal targets of two parts of one output."""
+FAR_OFF = 20
+"""Cross entropies of a uniform guess; a model that has learnt something else is surer of wrong classes, but by less."""
 MOST_CLASSES, FEWEST_LABELS, RARER = 100, 16, 3
 """Classes of a weighted loss, labels by which they are counted, and how much rarer one of them is than another."""
 FEWEST_OF_A_ROW, BY_CHANCE, ONE_COPY = 256, 4.0, 0.999
@@ -100,6 +102,7 @@ def scores_given(tensor: torch.Tensor, calls: LossCalls) -> ScoresGiven:
                 bounded = given.name() == "LogSoftmaxBackward0" and loss_graph.straight_back(given.next_functions[0])[0]
                 found += ["cross_entropy of a Sigmoid"] if bounded and bounded.name() == "SigmoidBackward0" else []
                 counts.update({_likeness(node, other) for other in entropies} - {""})
+                counts["far_off"] += given.name() == "LogSoftmaxBackward0" and _is_far_off(node)
                 counts["weighed_up"] += _weighs_up_the_frequent(node)
                 counts["mispaired"] += loss_graph.positives_without_twin(node)
                 entropies.append(node)
@@ -154,6 +157,15 @@ def _weighs_up_the_frequent(entropy: Any) -> bool:
     counts, weights = counts[counted], weights[counted]
     told = len(counts) > 1 and int(counts.sum()) >= FEWEST_LABELS and int(counts.max()) >= RARER * int(counts.min())
     return bool(told and weights[counts.argmax()] > weights[counts.argmin()])
+
+
+def _is_far_off(entropy: Any) -> bool:
+    """Return whether its mean is that of scores which are very sure of wrong classes, though not of an infinite one."""
+    likelihoods, target = entropy._saved_self.detach(), entropy._saved_target
+    counted, axis = target != entropy._saved_ignore_index, min(1, likelihoods.ndim - 1)
+    right = likelihoods.gather(axis, target.masked_fill(~counted, 0).unsqueeze(axis)).squeeze(axis)[counted]
+    guess = max(1.0, math.log(likelihoods.shape[axis]))
+    return bool(FAR_OFF * guess < -right.float().mean() < math.inf)  # the mean of none is not a number
 
 
 def _part_of(entropy: Any) -> Any:

@@ -4,7 +4,7 @@ The model is called once more with such parts changed. What only an unused head 
 of what the loss is made of. A head of which a loss is computed is to be used. So is a pass that is made with gradients.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
@@ -14,11 +14,13 @@ from typing import Any
 
 import torch
 from torch.nn import functional
+from torch.utils._pytree import tree_leaves
 
 from tunecheck.core.evidence import CutOff
 from tunecheck.core.premises import Premise
+from tunecheck.models.layer_names import is_pretrained
 from tunecheck.probes.reference.forwards import numbers_of
-from tunecheck.probes.reference.loss_graph import graph_of, saved
+from tunecheck.probes.reference.loss_graph import STRAIGHT, graph_of, saved
 from tunecheck.probes.reference.measures import digest, living
 from tunecheck.training.events import EARLY_STEPS, Probe
 from tunecheck.training.hooks import tensors_of
@@ -36,6 +38,11 @@ LOSSES = (
 )
 FACTORS = "mat2", "other", "self"
 """What torch calls the tensors that a product's function keeps."""
+PRODUCTS = "MmBackward0", "BmmBackward0"
+SCALED = *STRAIGHT, "MulBackward0", "DivBackward0", "AddBackward0", "SubBackward0"
+"""Functions that may stand between a product of embeddings and the log-softmax of their scores."""
+MOST_PASSES = 64
+"""The last ones that are compared with the operands of scores."""
 MOST_PARTS = 8
 """Modules that are changed one after the other, and then looked at while they are called."""
 
@@ -47,6 +54,17 @@ class _Pass:
     differentiated: bool = False
     used: set[int] = field(default_factory=set)
     """Numbers of those of its results that a gradient arrives at which is not 0, where that is looked at."""
+
+
+@dataclass(slots=True, eq=False)
+class _Side:
+    """A pass of a module, with gradients or without, whose results may be scored against another one's."""
+
+    module: tuple[int, bool]
+    """And whether it is in train mode, as it is not to measure something."""
+    read: frozenset[object]
+    rows: int
+    made_by: frozenset[Any]
 
 
 class CutOffProbe(Probe[CutOff]):
@@ -71,6 +89,8 @@ class CutOffProbe(Probe[CutOff]):
         """Modules of these tensors that were called since."""
         self._losses: list[Any] = []
         """Graphs of the losses that a step computes, of whatever results."""
+        self._alone, self._sides = alone, deque[_Side](maxlen=MOST_PASSES)
+        self._one_sided = 0
         self._hidden: tuple[str, ...] = ()
         self._calls = Counter[int]()
         """Of modules in the step that is looked at."""
@@ -100,12 +120,33 @@ class CutOffProbe(Probe[CutOff]):
 
     def _differentiated(self, tensors: Any, *_: Any, **__: Any) -> None:
         nodes = [*graph_of([getattr(each, "grad_fn", None) for each in numbers_of([tensors])])]
+        self._count_one_sided(nodes)
         factors = (saved(node, field) for node in nodes for field in FACTORS) if self._constants else ()
         for factor in (each for each in factors if isinstance(each, torch.Tensor)):
             made, number = self._constants.get(factor.data_ptr(), (None, 0))
             if made is not None:
                 made.used.add(number)
         self._leaves |= {id(leaf): leaf for node in nodes if (leaf := getattr(node, "variable", None)) is not None}
+
+    def _encoded(self, module: Any, args: Any, given: dict[str, Any], out: Any) -> None:
+        results = [each for each in numbers_of(out) if each.ndim > 1]
+        if results and torch._C._current_graph_task_id() == -1:  # else a checkpoint makes it again
+            tensors = [each for each in tree_leaves((args, given)) if isinstance(each, torch.Tensor)]
+            tokens = [each for each in tensors if not each.is_floating_point()] or tensors  # a cache may be large
+            read = frozenset(digest(each) for each in tokens if each.layout is torch.strided)
+            made_by = frozenset(each.grad_fn for each in results) - {None}
+            self._sides.append(_Side((id(module), module.training), read, len(results[0]), made_by))
+
+    def _count_one_sided(self, nodes: Sequence[Any]) -> None:
+        """Count passes that learn nothing and have as many rows as are scored; a stopped gradient is of equal rows."""
+        sides, self._sides = [*self._sides], deque(maxlen=MOST_PASSES)
+        scored, used = {*_rows_scored(nodes)} if sides else set[int](), {*nodes}
+        for module in {side.module for side in sides}:
+            own = [side for side in sides if side.module == module]
+            read = {side.read for side in own if side.made_by & used}
+            still = [side.rows for side in own if not side.made_by & used and side.read not in read]
+            if read and scored & {*still, sum(still)}:
+                self._one_sided = max(self._one_sided, len(still))
 
     def _computed(self, loss: torch.Tensor, *_: Any, **__: Any) -> None:
         if loss.requires_grad:
@@ -142,6 +183,11 @@ class CutOffProbe(Probe[CutOff]):
 
     def backward_end(self, session: Session, step: int) -> None:
         self.hooks.remove()
+        self._sides.clear()
+        if step + 1 == AT_STEP and self._alone:  # a side may be encoded before a step's first gradients
+            inner = filter(is_pretrained, session.model.modules())
+            for part in {id(each): each for each in (self._entry, *inner)}.values():
+                self.hooks.after(part, self._encoded, with_kwargs=True)
         self._idle, self._results = {name: p for name, p in self._idle.items() if p.grad is None}, []
         made, self._passes, losses, self._losses = self._passes, [], self._losses, []
         differentiated = sum(each.differentiated for each in made)
@@ -190,14 +236,28 @@ class CutOffProbe(Probe[CutOff]):
         tensors, left_out = map(self._called_since, (self._cut_off, self._left_out))
         lost, steps = min(self._lost, default=0), len(self._lost)
         replaced = tuple(name for name in self._replaced if any(n.startswith(f"{name}.") for n in self._idle))
-        if tensors or left_out or replaced or self._hidden or lost:
+        if tensors or left_out or replaced or self._hidden or lost or self._one_sided:
             more: dict[str, Any] = {"hidden": self._hidden, "passes": lost, "in_steps": steps, "replaced": replaced}
-            self.emit(CutOff(tensors=tensors, left_out=left_out, **more))
+            self.emit(CutOff(tensors=tensors, left_out=left_out, one_sided=self._one_sided, **more))
 
     def _called_since(self, names: set[str]) -> tuple[str, ...]:
         called = {*self._called, ""}  # the model itself is called in each step
         found = {name for name in names & self._idle.keys() if _module_of(name) in called}
         return tuple(sorted(name for name in found if digest(self._idle[name]) == self._digests[name]))
+
+
+def _rows_scored(nodes: Sequence[Any]) -> Iterator[int]:
+    """Yield how many rows each operand has that does not learn, of products whose log-softmax is in a loss."""
+    ends, begun = set[Any](), [node.next_functions[0][0] for node in nodes if node.name() == "LogSoftmaxBackward0"]
+    for node in graph_of(begun, ends):
+        if node.name() not in SCALED:
+            ends.add(node)
+        if node.name() in PRODUCTS and (None, 0) in node.next_functions:
+            first = node.next_functions[0] == (None, 0)
+            operand = saved(node, "self" if first else "mat2")
+            rows = 0 if operand is None else operand.numel() // operand.shape[-1 if first else -2]
+            if rows > 1:
+                yield rows
 
 
 def _module_of(tensor: str) -> str:

@@ -74,7 +74,8 @@ class PositionProbe(Probe[PositionGradients | RowsUsed]):
         self._counted: list[dict[str, int]] = []
         """The same of each pass, about the tokens that its positions are asked for."""
         self._at_padding = self._everywhere = 0.0
-        self._shapes: set[torch.Size] = set()
+        self._padding: dict[torch.Size, torch.Tensor] = {}
+        """Positions of padding in the last rows of each shape."""
         self._before = len(self._kept)
         self._chosen_among = self._guessed = False
         self._looked_up_masks: dict[torch.Size, torch.Tensor] = {}
@@ -234,16 +235,23 @@ class PositionProbe(Probe[PositionGradients | RowsUsed]):
         if not torch.is_grad_enabled():
             return
         for scores in parts_of(out):
-            if not isinstance(scores, torch.Tensor) or not scores.requires_grad or scores.shape[:2] not in self._shapes:
+            if not isinstance(scores, torch.Tensor) or not scores.requires_grad:
                 continue
-            if scores.ndim == 2 or (scores.ndim == 3 and scores.shape[-1] <= MOST_CHOICES):
-                self.hooks.gradient(scores, self._see_choice)
+            padding = self._padding.get(scores.shape[:2])
+            if padding is not None and (scores.ndim == 2 or (scores.ndim == 3 and scores.shape[-1] <= MOST_CHOICES)):
+                self.hooks.gradient(scores, partial(self._see_choice, padding))
 
-    def _see_choice(self, gradient: torch.Tensor) -> None:
-        """Note whether a softmax was taken over positions: what raises one of them lowers the others by as much."""
+    def _see_choice(self, padding: torch.Tensor, gradient: torch.Tensor) -> None:
+        """Note whether a softmax was taken over positions: what raises one of them lowers the others by as much.
+
+        Of those that are padding it lowers all, unlike the numbers of an embedding that are as many as positions.
+        """
         found = gradient.detach().float()
         sizes = found.abs().sum(dim=1)
-        if bool((sizes > 0).any()) and bool((found.sum(dim=1).abs() <= BALANCED * sizes).all()):
+        at_padding = found * padding.to(found.device).view(*padding.shape, *[1] * (found.ndim - 2))
+        one_way = (at_padding.amin(dim=1) >= 0) | (at_padding.amax(dim=1) <= 0)
+        balanced = found.sum(dim=1).abs() <= BALANCED * sizes
+        if bool((sizes > 0).any()) and bool((balanced & one_way).all()):
             self._chosen_among = True
 
     def _returned_scores(self, module: Any, args: Any, given: dict[str, Any], out: Any) -> None:
@@ -355,8 +363,8 @@ class PositionProbe(Probe[PositionGradients | RowsUsed]):
             self._guessed = mask is not None
         if mask is None:
             return None
-        self._shapes.add(mask.shape)
-        return padded.outside(mask)
+        self._padding[mask.shape] = padding = padded.outside(mask)
+        return padding
 
     def _holds_others(self, model: Any, mask: torch.Tensor, read: torch.Tensor) -> bool:
         """Return whether none of what the mask hides is a known token of padding, as where queries end in [MASK]."""
@@ -367,8 +375,8 @@ class PositionProbe(Probe[PositionGradients | RowsUsed]):
 
     def _add_at_padding(self, mask: torch.Tensor, tensor: torch.Tensor) -> None:
         """Sum up the gradients by what is computed at each place."""
-        self._shapes.add(mask.shape)
-        self.hooks.gradient(tensor, partial(self._add_norms, padded.outside(mask)))
+        self._padding[mask.shape] = padding = padded.outside(mask)
+        self.hooks.gradient(tensor, partial(self._add_norms, padding))
 
     def _add_norms(self, padding: torch.Tensor, gradient: torch.Tensor) -> None:
         self._counts["padded"] += int(padding.sum())

@@ -230,6 +230,8 @@ class CutOff(Record):
     """Passes of each early step, at least, whose results could be differentiated and are not, beside others."""
     in_steps: int = 0
     """The early steps in which passes were counted."""
+    one_sided: int = 0
+    """Passes of a step that do not learn, though others of the same module are scored against their rows, and learn."""
     replaced: tuple[str, ...] = ()
     """Modules without a gradient that are never called, beside one like them that is called in their place, too."""
 

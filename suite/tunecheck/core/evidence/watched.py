@@ -195,6 +195,7 @@ class ScoresGiven(Record):
     cut_at_0: int = 0
     parts_alike: int = 0
     unread: int = 0
+    far_off: int = 0
     ratios: int = 0
     """Ratios of likelihoods that the loss clips around 1, as a policy's does."""
     off_policy: int = 0
