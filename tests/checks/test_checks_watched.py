@@ -1721,6 +1721,21 @@ def test_a_base_that_differs_everywhere_may_be_trained_from_scratch(tensors, tol
     assert ("trained from scratch" in finding.meant) is told
 
 
+@pytest.mark.parametrize(
+    ("premises", "taken", "told"),
+    [({"causal_lm": "an encoder-decoder"}, 0, True), ({"causal_lm": "its own"}, 12, False), ({}, 0, False)],
+    ids=["not compared", "loaded by the script", "compared in full"],
+)
+def test_a_model_that_is_not_compared_in_full_may_hold_nothing_of_its_file(premises, taken, told):
+    """One of other rows, or a part of the script's own model."""
+    trace = watched(e.WeightsDrawn(model="T5Model", folder="t5-base", tensors=35), loaded(taken=taken))
+    finding = CHECKS["base_matches_file"]()(with_run(trace, premises=opened(premises)))
+
+    assert (finding.status is Status.SUSPECTED) is told, finding.detail
+    assert ("none of 35 matrices of the T5Model has its values in t5-base" in finding.detail) is told
+    assert ("trained from scratch" in finding.meant) is told
+
+
 @pytest.mark.parametrize("at", [None, 3], ids=["from the first step on", "after an evaluation"])
 def test_a_model_that_was_never_in_train_mode_is_told_from_one_left_in_eval_mode(at):
     """The first has one cause, the second several."""

@@ -90,6 +90,7 @@ EXAMPLES: list[Record] = [
     e.StateLoaded(into="GPT", offered=12, taken=2, misnamed=("module.w (the model has w)",)),
     e.SettingsGiven(settings=(e.Setting(kind="dropout", value=0.1, where="Dropout.p"),)),
     e.OtherModelDrops(model="Teacher", drawn=True),
+    e.WeightsDrawn(model="BertModel", folder="bert-base", tensors=74),
     e.TokensReplaced(step=2, read="Who"),
     e.LearntBeside(tensors=2),
     e.ScoresGiven(

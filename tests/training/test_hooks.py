@@ -158,6 +158,27 @@ def test_a_backward_pass_under_a_default_device_is_one():
     assert len(seen) == 2
 
 
+def test_a_method_of_a_class_gets_the_class_that_it_is_called_on():
+    """As from_pretrained of a configuration, which a base defines for all."""
+
+    class Base:
+        @classmethod
+        def made(cls, number):
+            return cls.__name__, number
+
+    class Own(Base):
+        pass
+
+    hooks, seen, before = Hooks(), [], vars(Base)["made"].__func__
+    hooks.function(Base, "made", before=lambda kind, number: seen.append((kind, number)))
+    assert Own.made(1) == ("Own", 1)
+
+    hooks.remove()
+    assert Own.made(2) == ("Own", 2)
+    assert seen == [(Own, 1)]
+    assert vars(Base)["made"].__func__ is before
+
+
 def test_a_warning_names_the_line_that_calls():
     """Not that of a hook, however many there are: torch warns of the caller of what is hooked."""
     optimizer = torch.optim.SGD(Model().parameters(), lr=0.1)

@@ -60,6 +60,7 @@ def _trained_wrongly(trace: Trace, census: evidence.Census) -> Iterator[tuple[st
 NAMES_OF_OTHERS = "one list of names may serve models of several architectures"
 WITHOUT_DROPOUT = "a policy, or a small model with much data, may train in eval mode to disable dropout"
 FROM_SCRATCH = "a model may be trained from scratch, and take its configuration alone from that folder"
+NO_WEIGHTS = "The model is built from the checkpoint's configuration alone, which brings no weights."
 WITHOUT_STATISTICS = "a network may be built to do without the statistics of its normalisations"
 UNCALIBRATED = "A normalisation layer is in eval mode before it has seen a batch, so it normalises nothing."
 NEVER_EVAL = "Nothing calls model.eval() before an evaluation, so its results are noisy and too bad."
@@ -238,19 +239,32 @@ UNTRAINED_TOKENS = "Added tokens keep random embeddings: name them in trainable_
 
 
 class BaseMatchesFile(Check):
-    """Every base tensor equals the file's within the quantisation error; rotary buffers and tied head are right."""
+    """Every base tensor equals the file's within the quantisation error; rotary buffers and tied head are right.
+
+    Any other model of transformers, and one within the script's own, holds some values of its configuration's file.
+    """
 
     needs = frozenset({Premise.CAUSAL_LM, Premise.ARCHITECTURE_KNOWN, Premise.BASE_FROM_FILE, Premise.BASE_PLAIN})
     convention = "weights may be changed after loading, as where a layer begins anew"
     meaning = f"""Weights were not loaded, were loaded into the wrong place, or were overwritten by a later
-    initialisation. Generated text is then noise. {UNTRAINED_TOKENS}"""
-    remedy = "Compare the named tensors with the file. Update transformers. Do not call init_weights after loading."
+    initialisation. Generated text is then noise. {NO_WEIGHTS} {UNTRAINED_TOKENS}"""
+    remedy = """Load the model by from_pretrained. Compare the named tensors with the file. Update transformers. Do not
+    call init_weights after loading."""
 
     max_error_nf4: float = 0.14
     """Relative error of an nf4 tensor in blocks of 64: 0.091 to 0.113 over the 210 tensors of SmolLM2-135M, 24 rows of
     each."""
     max_error_fp4: float = 0.18
     """The same for fp4, whose error on normal weights is 0.124."""
+
+    def _asked(self, trace: Trace) -> Finding:
+        """Return the finding; of a model that is not compared in full, and of a part, that it was never loaded."""
+        drawn = trace.records(evidence.WeightsDrawn) if trace.why(self.needs) else []
+        if not drawn or any(load.taken for load in trace.records(evidence.StateLoaded)):
+            return super()._asked(trace)
+        told = [f"none of {own.tensors} matrices of the {own.model} has its values in {own.folder}" for own in drawn]
+        found = self.at_most(len(drawn), 0, "; ".join(told), meant=FROM_SCRATCH, causes=[NO_WEIGHTS])
+        return self._weighed(found, trace)
 
     def judge(self, trace: Trace) -> Finding:
         seen = trace.one(evidence.BaseFidelity)

@@ -5,7 +5,8 @@
 
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from math import prod
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -14,9 +15,10 @@ import torch
 
 from tunecheck.config.schema import Data, Evaluate, Probes, Run, Training
 from tunecheck.core.errors import Unsupported
+from tunecheck.core.evidence import WeightsDrawn
 from tunecheck.core.optimization import learning_rate
 from tunecheck.core.premises import OF_THE_RUN, Fact, Premise, Source, facts, opened
-from tunecheck.listen import premises, trained_model
+from tunecheck.listen import premises, provenance, trained_model
 from tunecheck.listen.adapters import Adapters, WatchedLora, trained_tensors
 from tunecheck.listen.expectations import EXPECTATIONS
 from tunecheck.listen.named_answers import answers_named
@@ -24,9 +26,9 @@ from tunecheck.listen.optimizers import adamw_settings, highest_rate
 from tunecheck.listen.options import rank_and_processes
 from tunecheck.listen.user_code import noise_by_hooks
 from tunecheck.models.description import Architecture, Model, Quantization
-from tunecheck.models.layer_names import as_written, attention_kernel, text_config
+from tunecheck.models.layer_names import as_written, attention_kernel, is_pretrained, text_config
 from tunecheck.probes.reference.own_logits import unpadded
-from tunecheck.probes.reference.weight_file import drawn_heads
+from tunecheck.probes.reference.weight_file import drawn_anew, drawn_heads
 from tunecheck.training.data import Batch, Tokens, collate
 from tunecheck.training.restore import dropouts
 from tunecheck.training.session import Session
@@ -291,15 +293,29 @@ def quantization_of(model: Any) -> Quantization | None:
 
 
 def weights_folder(model: Any) -> Path | None:
-    """Return the folder of the safetensors files that `from_pretrained` read; None where they are not known."""
-    name = getattr(getattr(model, "config", None), "_name_or_path", "") or ""
+    """Return the folder of safetensors files that the configuration was read from; None where it is not known."""
+    name = provenance.read_from(getattr(model, "config", None))
     folder = Path(name)
     if name and not folder.is_dir():
         from huggingface_hub import try_to_load_from_cache
 
-        held = try_to_load_from_cache(name, "config.json", revision=getattr(model.config, "_commit_hash", None))
+        held = None
+        with suppress(ValueError):  # of a folder that is gone
+            held = try_to_load_from_cache(name, "config.json", revision=getattr(model.config, "_commit_hash", None))
         folder = Path(held).parent if isinstance(held, str) else Path("/nonexistent")
     return folder if name and any(folder.glob("*.safetensors")) else None
+
+
+def weights_drawn(model: Any) -> Iterator[WeightsDrawn]:
+    """Yield each model of transformers, this one or a part, that has a file's configuration and not its weights."""
+    within = set[int]()
+    for module in model.modules():
+        folder = weights_folder(module) if is_pretrained(module) and id(module) not in within else None
+        if folder is not None:
+            within |= {id(part) for part in module.modules()}
+            if tensors := drawn_anew(module, folder):
+                name = Path(provenance.read_from(module.config)).name
+                yield WeightsDrawn(model=type(module).__name__, folder=name, tensors=tensors)
 
 
 def base_parameters(model: Any) -> int:

@@ -208,7 +208,7 @@ def hear_script() -> contextlib.ExitStack:
     return heard
 
 
-OF_SOME_VERSIONS = {"PretrainedConfig.save_pretrained", "PreTrainedConfig.save_pretrained"}
+OF_SOME_VERSIONS = {f"Pre{of}Config.{name}_pretrained" for of in ("trained", "Trained") for name in ("save", "from")}
 """Names that a library may lack: others of them are the same functions."""
 DATA_SETS = "datasets.arrow_dataset"
 HEARD = (
@@ -221,6 +221,8 @@ HEARD = (
     ("transformers.modeling_utils", "PreTrainedModel.save_pretrained", "saves.saving"),
     ("transformers.configuration_utils", "PretrainedConfig.save_pretrained", "saves.describing"),
     ("transformers.configuration_utils", "PreTrainedConfig.save_pretrained", "saves.describing"),
+    ("transformers.configuration_utils", "PretrainedConfig.from_pretrained", "provenance.configuring"),
+    ("transformers.configuration_utils", "PreTrainedConfig.from_pretrained", "provenance.configuring"),
     ("transformers.tokenization_utils_base", "PreTrainedTokenizerBase.__call__", "truncation.encoding"),
     ("peft.peft_model", "PeftModel.load_adapter", "provenance.adapter_loading"),
     ("peft.tuners.lora.model", "LoraModel.merge_and_unload", "provenance.merging"),

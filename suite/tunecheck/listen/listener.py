@@ -24,6 +24,7 @@ from tunecheck.core.premises import Premise, Source, facts
 from tunecheck.core.trace import TraceWriter, header_of
 from tunecheck.listen import loaders, provenance, saves, truncation
 from tunecheck.listen.adapters import ranks_scored
+from tunecheck.listen.declared import weights_drawn
 from tunecheck.listen.expectations import declare
 from tunecheck.listen.options import Options, new_trace_file, rank_and_processes, trace_file
 from tunecheck.models.layer_names import base_of
@@ -173,6 +174,7 @@ class Listener:
         probes = WATCHED if run.holds(Premise.CAUSAL_LM) else ANY_OBJECTIVE
         self._probes = Probes(() if self.ends_early else probes, self.emit)
         self.look(evidence.StateLoaded, lambda: provenance.loads_of(session.model))
+        self.look(evidence.WeightsDrawn, lambda: weights_drawn(session.model))
         self._drawn = loaders.of_training()
         self._probes.aside = lambda: _unseen(session.model)
         declared = run.fact(Premise.TRAINED_SET_DECLARED).source in (Source.DECLARED, Source.EXPECTED)

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
 from tunecheck.core.evidence import StateLoaded
 
@@ -87,6 +87,26 @@ def _value(tensor: Any) -> str:
     from tunecheck.probes.reference.measures import value_of
 
     return value_of(tensor.detach())
+
+
+_CONFIGS: WeakValueDictionary[tuple[str, int], Any] = WeakValueDictionary()
+"""Configurations of transformers by what each was read from; not every one has a hash."""
+
+
+def configuring(_: type, pretrained_model_name_or_path: Any, *__: Any, **___: Any) -> Callable[[Any], None]:
+    """A configuration is about to be read. Return what notes from where, which its class alone leaves out of it."""
+
+    def read(result: Any) -> None:
+        config = result[0] if isinstance(result, tuple) else result
+        _CONFIGS[str(pretrained_model_name_or_path), id(config)] = config
+
+    return read
+
+
+def read_from(config: Any) -> str:
+    """Return the folder or the hub's name that this configuration was read from; "" where it is not known."""
+    read = (name for (name, _), held in _CONFIGS.items() if held is config)
+    return getattr(config, "_name_or_path", "") or next(read, "")
 
 
 Declared = dict[str, tuple[float, str]]

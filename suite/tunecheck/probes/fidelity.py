@@ -17,7 +17,7 @@ from tunecheck.probes.reference.backward import gradients_by
 from tunecheck.probes.reference.four_bit import is_packed, matrix, quantised, scales, some_rows, statistics, values
 from tunecheck.probes.reference.measures import counted, dtype_name, relative_error, worst
 from tunecheck.probes.reference.vocabulary import vocabulary_size
-from tunecheck.probes.reference.weight_file import WeightFile, file_name
+from tunecheck.probes.reference.weight_file import WeightFile, file_name, layer_number
 from tunecheck.training.data import Tokens
 from tunecheck.training.events import Probe
 from tunecheck.training.load import DTYPES
@@ -105,14 +105,9 @@ def _stands_elsewhere(name: str, parameter: Any, weights: WeightFile, unclaimed:
     transformers 5 loads Mixtral's experts, three matrices each, into two tensors of all, and renames GPT-NeoX's head.
     """
     held = whole(parameter).detach().cpu()
-    names = sorted(other for other in unclaimed if _layer_of(other) == _layer_of(name))
+    names = sorted(other for other in unclaimed if layer_number(other) == layer_number(name))
     ways = (held, held.mT) if held.dim() > 1 else (held.reshape(1, -1),)
     return any(_has_rows(turned.reshape(-1, turned.shape[-1]), weights, names) for turned in ways)
-
-
-def _layer_of(name: str) -> str:
-    """Return the first number in the name, which no loader changes; "" without one."""
-    return next((part for part in name.split(".") if part.isdigit()), "")
 
 
 def _has_rows(matrix: torch.Tensor, weights: WeightFile, names: Sequence[str]) -> bool:

@@ -21,7 +21,7 @@ from tunecheck.models.layer_names import attention_kernel, attention_of, base_of
 from tunecheck.probes.reference.forwards import numbers_of
 from tunecheck.probes.reference.four_bit import is_packed
 from tunecheck.probes.reference.measures import counted, digest, dtype_name, living, random_digest
-from tunecheck.probes.reference.weight_file import WeightFile
+from tunecheck.probes.reference.weight_file import WeightFile, is_drawn
 from tunecheck.training.events import Probe
 from tunecheck.training.hooks import tensors_of
 from tunecheck.training.restore import adapted_layers, dropouts, products
@@ -306,7 +306,7 @@ class OtherModelsProbe(Probe[OtherModelDrops | CutOff]):
             self._emit_idle(session.model)
         if step:
             return
-        own, loaded = {id(module) for module in session.model.modules()}, not _is_drawn(session.model)
+        own, loaded = {id(module) for module in session.model.modules()}, not is_drawn(session.model)
 
         def see(module: Any, args: Any, given: Any) -> None:
             if module is session.called:
@@ -320,7 +320,7 @@ class OtherModelsProbe(Probe[OtherModelDrops | CutOff]):
             whole = self._called()
             normalises = isinstance(module, _BatchNorm) and module.training and module.track_running_stats
             drops = isinstance(module, _DropoutNd) and module.training and module.p > 0
-            drawn = loaded and whole is module and _is_drawn(module)
+            drawn = loaded and whole is module and is_drawn(module)
             if not drawn and (not (drops or normalises) or whole is None or whole is module):
                 return
             if torch.is_grad_enabled() and any(p.requires_grad for p in whole.parameters()):
@@ -356,13 +356,6 @@ def _answers_like(model: Any, other: Any) -> bool:
         return type(model) is type(other)
     heads = model.get_output_embeddings(), other.get_output_embeddings()
     return None not in heads and len(heads[0].weight) == len(heads[1].weight)
-
-
-def _is_drawn(model: Any) -> bool:
-    """Return whether the weights of all of several norms are 1, or all 0, as no training leaves them."""
-    norms = [m.weight for m in model.modules() if "norm" in type(m).__name__.lower() and hasattr(m, "weight")]
-    learnt = [weight.detach() for weight in norms if isinstance(weight, torch.nn.Parameter)]
-    return len(learnt) > 1 and any(all(bool((weight == value).all()) for weight in learnt) for value in (0, 1))
 
 
 def _sample(model: Any) -> list[torch.Tensor]:

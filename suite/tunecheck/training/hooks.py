@@ -8,6 +8,7 @@ is hooked must take nothing of ours with it. One patch of a class looks up what 
 """
 
 import functools
+import inspect
 import itertools
 import signal
 import sys
@@ -252,6 +253,9 @@ def stand_in(owner: Any, name: str, tells: Call) -> Callable[[], None]:
     name and scripted by its text. Others are exchanged, in modules that imported them by name, too.
     """
     own = function = getattr(owner, name)
+    of_class = isinstance(inspect.getattr_static(owner, name, None), classmethod)  # its function gets the class first
+    if of_class:
+        own = function = function.__func__
     code = None
     if isinstance(owner, ModuleType) and type(function) is FunctionType:
         code = _CODES.get(len(function.__code__.co_freevars))
@@ -279,7 +283,7 @@ def stand_in(owner: Any, name: str, tells: Call) -> Callable[[], None]:
             holders += [module for module in modules if module is not owner and vars(module)[name] is function]
     inherited = [name not in vars(holder) for holder in holders]
     for holder in holders:
-        setattr(holder, name, telling)
+        setattr(holder, name, classmethod(telling) if of_class else telling)
 
     def undo() -> None:
         """Past those that ended in another order."""
@@ -292,10 +296,13 @@ def stand_in(owner: Any, name: str, tells: Call) -> Callable[[], None]:
         while getattr(before, "ended", False):
             before = before.__wrapped__
         for holder, deleted in zip(holders, inherited, strict=True):
-            if vars(holder).get(name) is telling and deleted:
+            held = vars(holder).get(name)
+            if (held.__func__ if isinstance(held, classmethod) else held) is not telling:
+                continue
+            if deleted:
                 delattr(holder, name)
-            elif vars(holder).get(name) is telling:
-                setattr(holder, name, before)
+            else:
+                setattr(holder, name, classmethod(before) if of_class else before)
 
     return undo
 

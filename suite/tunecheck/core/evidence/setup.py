@@ -156,6 +156,17 @@ class BaseFidelity(Record):
     tied_expected: bool
 
 
+class WeightsDrawn(Record):
+    """A model of transformers, the trained one or a part, that holds no values of its configuration's weight file."""
+
+    model: str
+    """Its class."""
+    folder: str
+    """Name of what the configuration was read from, a folder or one of the hub's."""
+    tensors: int
+    """Matrices that both have, of equal shapes."""
+
+
 class AdapterStart(Record):
     """With untouched adapters the adapted model must be the base; with a random B it must follow its formula.
 

@@ -8,9 +8,15 @@ import torch
 from safetensors import safe_open
 
 from tunecheck.models.layer_names import base_of
+from tunecheck.probes.reference.measures import evenly
 
 CLASSIFIERS = "Classification", "QuestionAnswering", "MultipleChoice"
 """Ends of the names of transformers' models whose head no base has."""
+
+ALIKE, ALIKE_BY = 0.5, 64
+"""Cosine of two matrices that share a start, and the elements that tell them from two that are drawn."""
+FEWEST_SHARED = 4
+"""Matrices of a model and its file by which the two are compared."""
 
 
 class WeightFile:
@@ -42,6 +48,51 @@ def file_name(parameter: str) -> str:
     """A parameter's name in the weight file: peft's wrapping taken off."""
     name = re.sub(r"^(base_model\.model\.)+", "", parameter)
     return re.sub(r"\.(base_layer|token_adapter|original_module|modules_to_save\.[^.]+)(?=\.)", "", name)
+
+
+def layer_number(name: str) -> str:
+    """Return the first number in the name, which no loader changes; "" without one."""
+    return next((part for part in name.split(".") if part.isdigit()), "")
+
+
+def is_drawn(model: Any) -> bool:
+    """Return whether the weights of all of several norms are 1, or all 0, as no training leaves them."""
+    norms = [m.weight for m in model.modules() if "norm" in type(m).__name__.lower() and hasattr(m, "weight")]
+    learnt = [weight.detach() for weight in norms if isinstance(weight, torch.nn.Parameter) and not weight.is_meta]
+    return len(learnt) > 1 and any(all(bool((weight == value).all()) for weight in learnt) for value in (0, 1))
+
+
+def drawn_anew(model: Any, folder: Path) -> int:
+    """Return how many matrices a model as it was built has of the file's; 0 where any holds its values.
+
+    And where they are few, or others in number or size: the configuration then began another model. What was trained
+    on, merged or quantised since, is still like the file.
+    """
+    if not is_drawn(model):
+        return 0
+    weights, prefix = WeightFile(folder), f"{model.base_model_prefix}."
+    shared = dict[str, Any]()
+    for name, p in model.named_parameters():
+        own = file_name(name)
+        if p.is_floating_point() and p.ndim == 2 and p.numel() >= ALIKE_BY and not p.is_meta:
+            shared |= {held: p for held in (own, prefix + own, own.removeprefix(prefix)) if held in weights}
+    same = {name: p for name, p in shared.items() if weights.shape(name) == tuple(p.shape)}
+    resized = any(map(layer_number, shared.keys() - same.keys()))
+    as_deep = {"", *map(layer_number, shared)} == {"", *map(layer_number, weights.names)}
+    if len(same) < FEWEST_SHARED or resized or not as_deep:
+        return 0
+    looked_at = [*same.items()][evenly(len(same), FEWEST_SHARED)]
+    return 0 if any(_alike(p.detach(), weights, name) for name, p in looked_at) else len(same)
+
+
+def _alike(parameter: torch.Tensor, weights: WeightFile, name: str) -> bool:
+    """Return whether rows of the matrix correlate with the file's, as two that are drawn do not."""
+    rows, columns = parameter.shape
+    count = min(rows, -(-4 * ALIKE_BY // columns))
+    first = (rows - count) // 2
+    pair = parameter[first : first + count], weights.rows(name, first, first + count)
+    own, held = (part.to("cpu", torch.float32).flatten() for part in pair)
+    return float(torch.nn.functional.cosine_similarity(own, held, dim=0)) > ALIKE
 
 
 def unmarked_heads(model: Any) -> frozenset[str]:
