@@ -358,8 +358,9 @@ def test_a_preference_over_batches_of_named_tokens(reference, tokens_of_other, w
 
 
 @pytest.fixture(autouse=True)
-def none_made():
-    """No test finds what another one made."""
+def none_made(monkeypatch):
+    """No test finds what another one made, nor counts its batches."""
+    monkeypatch.setattr(named_answers, "_YIELDED", itertools.count())
     yield
     named_answers._made.clear()
     named_answers._batches.clear()

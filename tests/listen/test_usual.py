@@ -418,7 +418,7 @@ def test_ratings_are_scaled_to_the_range_of_the_output(scale, status, heard):
     rows = TensorDataset(torch.randn(ROWS, WIDTH), scale * torch.linspace(0.3, 1, ROWS)[torch.randperm(ROWS)])
 
     def loss(model, x, y):
-        return mse_loss(model(x)[:, 0].sigmoid(), y)
+        return mse_loss(model(x).sum(dim=1).sigmoid(), y)
 
     finding = heard("loss_receives_logits", lambda: steps(Net(), DataLoader(rows, 8), loss=loss))
     assert finding.status is status, finding.detail
