@@ -554,6 +554,12 @@ def _fields(out: torch.Tensor, target: torch.Tensor, *, second: int) -> torch.Te
     return sum(mse_loss(out[:, at : at + 3], target[:, at : at + 3]) for at in (0, second)) / 2
 
 
+def _squares(out: torch.Tensor, target: torch.Tensor, second: int) -> torch.Tensor:
+    """The same, of parts of the squares."""
+    squares = (target - out.tanh()) ** 2
+    return squares[:, :3].mean() + squares[:, second:].mean()
+
+
 def _starts(out: torch.Tensor, ends: int) -> torch.Tensor:
     """The loss of an answer's first position, and of another one by this part of the scores."""
     scores = [part.squeeze(-1) for part in out.split(1, dim=-1)]
@@ -565,6 +571,11 @@ def _starts(out: torch.Tensor, ends: int) -> torch.Tensor:
     [
         (lambda: _fields(torch.nn.Conv2d(2, 6, 1)(torch.randn(4, 2, 5, 5)), torch.randn(4, 6, 5, 5), second=3), 0),
         (lambda: _fields(torch.nn.Conv2d(2, 6, 1)(torch.randn(4, 2, 5, 5)), torch.randn(4, 6, 5, 5), second=0), 3),
+        (lambda: _squares(torch.nn.Linear(2, 6)(torch.randn(4, 2)), torch.randn(4, 6), second=-3), 0),
+        (lambda: _squares(torch.nn.Linear(2, 6)(torch.randn(4, 2)), torch.randn(4, 6), second=-2), 0),
+        (lambda: _squares(torch.nn.Linear(2, 6)(torch.randn(4, 2)), torch.randn(4, 6), second=4), 0),
+        (lambda: _squares(torch.nn.Linear(2, 6)(torch.randn(4, 2)), torch.randn(4, 6), second=0), 0),
+        (lambda: torch.nn.Linear(2, 6)(torch.randn(4, 2)).square()[:, 3:].mean(), 3),
         (lambda: _starts(torch.nn.Linear(8, 2)(torch.randn(2, 7, 8)), ends=1), 0),
         (lambda: _starts(torch.nn.Linear(8, 2)(torch.randn(2, 7, 8)), ends=0), 1),
         (lambda: torch.nn.Linear(8, 4)(torch.randn(6, 8))[:, :1].relu().mean(), 0),
@@ -574,6 +585,11 @@ def _starts(out: torch.Tensor, ends: int) -> torch.Tensor:
     ids=[
         "both fields",
         "one field twice",
+        "both squares",
+        "one is left out",
+        "another one",
+        "all squares",
+        "half of the squares",
         "starts and ends",
         "starts twice",
         "a relu",

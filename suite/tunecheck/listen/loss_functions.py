@@ -5,9 +5,9 @@ The graph of the loss tells of those that leave something of their own in it.
 
 import math
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any
 
 import torch
@@ -54,12 +54,14 @@ of a copy."""
 SPREAD, PEAK = (0.8, 1.2), (2.5, 3.5)
 """Standard deviation and kurtosis of numbers that randn draws, also where an offset is added to them."""
 DIFFERENCES = "SubBackward0", "RsubBackward1"
-TURNS = "TransposeBackward0", "PermuteBackward0"
+TURNS = "TransposeBackward0", "PermuteBackward0", "TBackward0"
 OF_DIFFERENCES = "PowBackward0", "AbsBackward0"
 ELEMENTWISE = ("MseLossBackward0", "SmoothL1LossBackward0", "HuberLossBackward0", *OF_DIFFERENCES)
 """Losses of an output and a target each, which torch stretches to one size."""
-LAST_LAYERS, MOST_PARTS = {"AddmmBackward0": -1, "ConvolutionBackward0": 1}, 256
-"""Functions of layers to the axis of their results' parts, and how many parts are looked at."""
+MOVES = {*loss_graph.STRAIGHT, *OF_PARTS, *DIFFERENCES, *OF_DIFFERENCES, *FACTORS, "SigmoidBackward0", "TanhBackward0"}
+"""Functions behind which each number comes of one of a layer's outputs."""
+LAST_LAYERS = {"AddmmBackward0": -1, "MmBackward0": -1, "BmmBackward0": -1, "ConvolutionBackward0": 1}
+"""Functions of layers to the axis of their results' parts."""
 SELECTS = re.compile(
     "Relu|Threshold|Clamp|Max|Min|Amax|Amin|Gather|Index|Where|Mask|Scatter|Topk|Sort|Dropout|Embedding"
 )
@@ -201,23 +203,65 @@ def _is_over_positions(softmax: Any) -> bool:
 
 
 def _unread_outputs(loss: torch.Tensor) -> int:
-    """Return how many parts of a last layer's outputs the loss does not depend on: none or at least a quarter."""
-    ends = set[Any]()
-    for node in loss_graph.graph_of(loss.grad_fn, ends):
+    """Return how many parts of a last layer's outputs no term of the loss is made of: none or at least a quarter.
+
+    The graph alone is read: to differentiate the loss would call hooks of the script's own once more.
+    """
+    layers, read = set[Any](), defaultdict[Any, set[int]](set)
+    for node in loss_graph.graph_of(loss.grad_fn, layers):
         if node.name() in LAST_LAYERS:
-            ends.add(node)
+            layers.add(node)
         elif SELECTS.search(node.name()):
             return 0
-    for node in ends:
-        axis, shape = LAST_LAYERS[node.name()], node._input_metadata[0].shape
-        told = len(shape) > 1 and shape[axis] <= MOST_PARTS and math.prod(shape) >= FEWEST_TARGETS * shape[axis]
-        found = loss_graph.gradients(loss, [GradientEdge(node, 0)]) if told else None
-        if found is not None:
-            read = found[0].movedim(axis, 0).flatten(1).any(dim=1)
-            unread = int((~read).sum())
-            if len(read) <= 4 * unread < 4 * len(read):
-                return unread
-    return 0
+        elif node.name() not in MOVES:
+            for layer, parts in map(_parts_read, node.next_functions):
+                read[layer].update(parts)
+    left = ((len(_parts_of(layer)), len(parts)) for layer, parts in read.items() if layer is not None)
+    return next((width - count for width, count in left if 4 * count <= 3 * width), 0)
+
+
+def _parts_of(layer: Any) -> range:
+    return range(layer._input_metadata[0].shape[LAST_LAYERS[layer.name()]])
+
+
+def _parts_read(edge: Any) -> tuple[Any, range]:
+    """Return the last layer of whose outputs an edge carries parts, and these: all where that is not told."""
+    way = [edge]
+    while way[-1][0] is not None and way[-1][0].name() in MOVES:
+        learned = [behind for behind in way[-1][0].next_functions if behind[0] is not None]
+        way.append(learned[0] if len(learned) == 1 else (None, 0))
+    layer = way[-1][0]
+    if layer is None or layer.name() not in LAST_LAYERS:
+        return None, range(0)
+    parts = every = _parts_of(layer)
+    for (node, number), (behind, at) in reversed([*pairwise(way)]):
+        shape = behind._input_metadata[at].shape
+        axis = LAST_LAYERS[layer.name()] % len(shape)
+        if node.name() in TURNS or shape[axis] != len(parts):
+            return layer, every
+        if node.name() in OF_PARTS and node._saved_dim in (axis, axis - len(shape) + 2**64):
+            parts = parts[_taken(node, number, len(parts))]
+            if node.name() in ("SelectBackward0", "UnbindBackward0"):  # which leaves no such axis
+                break
+    return layer, parts
+
+
+def _taken(node: Any, number: int, width: int) -> slice:
+    """Return what a function takes of an axis as its output of this number: torch keeps -1 as the largest integer."""
+
+    def signed(value: int) -> int:
+        return value - 2**64 if value >= 2**63 else value
+
+    match node.name():
+        case "SliceBackward0":
+            return slice(signed(node._saved_start), signed(node._saved_end), node._saved_step)
+        case "SplitBackward0":
+            return slice(number * node._saved_split_size, (number + 1) * node._saved_split_size)
+        case "SplitWithSizesBackward0":
+            begin = sum(node._saved_split_sizes[:number])
+            return slice(begin, begin + node._saved_split_sizes[number])
+    at = number if node.name() == "UnbindBackward0" else signed(node._saved_index) % width
+    return slice(at, at + 1)
 
 
 def terms_of(loss: torch.Tensor) -> Iterator[Any]:
