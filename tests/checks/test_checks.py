@@ -261,6 +261,9 @@ FAULTS: dict[str, dict[tuple[str, str], Change]] = {
             e.BaseFidelity, differing=("norm",)
         ),
         ("rotary buffer of noise", "inv_freq"): having(e.BaseFidelity, buffers_differing=("rotary_emb.inv_freq",)),
+        ("whole model cast", "inv_freq"): having(
+            e.BaseFidelity, buffers_differing=("rotary_emb.inv_freq",), buffers_cast=True
+        ),
         ("head untied", "the head is not tied"): having(e.BaseFidelity, tied=False),
         ("blocks shifted", "q_proj.weight differs from the file by 0.220"): having(
             e.BaseFidelity, weight_errors={"smallest": 0.09, "median": 0.21, "largest": 0.22}

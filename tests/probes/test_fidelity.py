@@ -133,3 +133,17 @@ def test_a_frequency_that_is_not_its_closed_form_is_named(tmp_path: Any, others:
     model.model.rotary_emb.inv_freq[-1] *= 1.01
 
     assert fidelity(model, tmp_path).buffers_differing == ("model.rotary_emb.inv_freq",)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_cast_of_the_whole_model_rounds_its_frequencies(tmp_path: Any, whole: bool) -> None:
+    """One of its parameters alone does not: bf16."""
+    model = loaded(tmp_path, "llama", head_dim=16)
+    if whole:
+        model.to(torch.bfloat16)
+    else:
+        for parameter in model.parameters():
+            parameter.data = parameter.data.bfloat16()
+    seen = fidelity(model, tmp_path)
+
+    assert seen.buffers_cast is bool(seen.buffers_differing) is whole

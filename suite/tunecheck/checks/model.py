@@ -60,6 +60,7 @@ def _trained_wrongly(trace: Trace, census: evidence.Census) -> Iterator[tuple[st
 NAMES_OF_OTHERS = "one list of names may serve models of several architectures"
 WITHOUT_DROPOUT = "a policy, or a small model with much data, may train in eval mode to disable dropout"
 FROM_SCRATCH = "a model may be trained from scratch, and take its configuration alone from that folder"
+CAST = "The whole model is cast to 16 bit, as by model.half(). That rounds the rotary buffers and fp32 adapters."
 NO_WEIGHTS = "The model is built from the checkpoint's configuration alone, which brings no weights."
 WITHOUT_STATISTICS = "a network may be built to do without the statistics of its normalisations"
 UNCALIBRATED = "A normalisation layer is in eval mode before it has seen a batch, so it normalises nothing."
@@ -247,7 +248,7 @@ class BaseMatchesFile(Check):
     needs = frozenset({Premise.CAUSAL_LM, Premise.ARCHITECTURE_KNOWN, Premise.BASE_FROM_FILE, Premise.BASE_PLAIN})
     convention = "weights may be changed after loading, as where a layer begins anew"
     meaning = f"""Weights were not loaded, were loaded into the wrong place, or were overwritten by a later
-    initialisation. Generated text is then noise. {NO_WEIGHTS} {UNTRAINED_TOKENS}"""
+    initialisation. Generated text is then noise. {NO_WEIGHTS} {UNTRAINED_TOKENS} {CAST}"""
     remedy = """Load the model by from_pretrained. Compare the named tensors with the file. Update transformers. Do not
     call init_weights after loading."""
 
@@ -279,7 +280,8 @@ class BaseMatchesFile(Check):
             fp4 = trace.run.quantization is not None and trace.run.quantization.quant_type == "fp4"
             limit = self.max_error_fp4 if fp4 else self.max_error_nf4
             wrong[f"{seen.worst_weight} differs from the file by {largest:.3f} of its norm"] = not largest <= limit
-        problems = {told: UNTRAINED_TOKENS if evidence.NEW_TOKENS_FROZEN in told else "" for told in holding(wrong)}
+        causes = {evidence.NEW_TOKENS_FROZEN: UNTRAINED_TOKENS, "rotary": CAST * seen.buffers_cast}
+        problems = {told: next((causes[words] for words in causes if words in told), "") for told in holding(wrong)}
         detail = "; ".join(problems) or f"{seen.tensors} tensors compared"
         meant = FROM_SCRATCH if 0 < seen.tensors == len(differing) else ""
         return self.at_most(largest, limit, detail, problems=problems, compared=seen.tensors, meant=meant)

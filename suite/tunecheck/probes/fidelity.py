@@ -71,13 +71,15 @@ class FidelityProbe(Probe[BaseFidelity]):
         pair = (getattr(m, "original_module", m) for m in (model.get_output_embeddings(), model.get_input_embeddings()))
         head, embedding = (None if part is None else whole(part.weight).data_ptr() for part in pair)
         sizes, (at, largest), architecture = list(errors.values()), worst(errors), session.run.model.architecture
+        wrong = {name: session.model.get_buffer(name) for name in wrong_frequencies(session.model, architecture)}
         seen = BaseFidelity(
             tensors=len(compared),
             differing=tuple(differing),
             # a NaN anywhere is the largest
             weight_errors={"smallest": min(sizes), "median": median(sizes), "largest": largest} if sizes else {},
             worst_weight=at,
-            buffers_differing=tuple(map(file_name, wrong_frequencies(session.model, architecture))),
+            buffers_differing=tuple(map(file_name, wrong)),
+            buffers_cast=bool(wrong) and all(buffer.element_size() == 2 for buffer in wrong.values()),
             tied=head == embedding,
             tied_expected=architecture.tie_word_embeddings,
         )

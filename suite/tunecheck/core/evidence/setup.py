@@ -154,6 +154,8 @@ class BaseFidelity(Record):
     """Buffers that are not their closed form (rotary inverse frequencies)."""
     tied: bool
     tied_expected: bool
+    buffers_cast: bool = False
+    """Whether these buffers are of 16 bit."""
 
 
 class WeightsDrawn(Record):
