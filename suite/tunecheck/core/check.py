@@ -207,10 +207,7 @@ NOTHING_TRAINABLE = "no parameter of the model requires a gradient"
 
 
 def said_once(problems: Iterable[tuple[object, str, str]]) -> dict[str, str]:
-    """Return each of these sentences with its cause, behind the moments at which it holds.
-
-    A problem is a moment, a sentence and its cause, "" for an unproven one: "step 0 and 2 more: B has no gradient".
-    """
+    """Return each of these sentences with its cause ("" if unproven), behind the moments: "step 0 and 2 more: ..."."""
     moments = grouped(((sentence, cause), str(when).replace("_", " ")) for when, sentence, cause in problems)
     return {
         f"{when[0]}{f' and {len(when) - 1} more' if len(when) > 1 else ''}: {sentence}": cause

@@ -105,10 +105,8 @@ def read_json(path: Path, most_bytes: int = JSON_BYTES) -> Any:
 
 
 def listed(folder: Path, pattern: str = "*") -> list[Path]:
-    """Return the paths below this folder that match, sorted; one that vanishes meanwhile, or may not be read, is none.
-
-    Path.glob raises an error for it, and another process may remove any session.
-    """
+    """Return the paths below this folder that match, sorted; one that vanishes, or may not be read, is none."""
+    # Path.glob raises an error for it, and another process may remove any session
     with contextlib.suppress(ValueError):  # a null character, which no path has
         return sorted(folder / name for name in glob.iglob(pattern, root_dir=folder, include_hidden=True))
     return []
@@ -122,10 +120,7 @@ def last_lines(path: Path, most: int, *, start: int = 0) -> list[str]:
 
 
 def parse_json(text: str | bytes, *, unique: bool = False) -> Any:
-    """Return the value of this JSON. Raises ValueError, also for one that is nested too deeply to be read.
-
-    `unique`: also for a key that an object has twice, of which json takes the last one in silence.
-    """
+    """Return the value of this JSON. Raises ValueError, also where it is nested too deep; `unique`: for a key twice."""
     try:
         return json.loads(text, object_pairs_hook=_unique if unique else None)
     except RecursionError:

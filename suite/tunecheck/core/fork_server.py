@@ -33,10 +33,8 @@ DRIVERS = "/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/nvhost-ctrl-gpu", "/dev/dxg
 def hub_forbidden() -> Iterator[None]:
     """Forbid the Hugging Face hub to every process started in the block, and to this one.
 
-    The weights are on disk by then, and importing can download: on a CPU with AVX512-BF16 bitsandbytes 0.50 asks
-    `kernels`, where that is installed, for a binary of the hub while it is imported. huggingface_hub reads the variable
-    once, at its own import, so it must be in the environment before the process starts; a process that imported the
-    library earlier, such as this one after a download, has the constant set instead.
+    Importing can download: on a CPU with AVX512-BF16 bitsandbytes 0.50 asks `kernels` for a binary of the hub.
+    huggingface_hub reads the variable once, at its import; where that was earlier, its constant is set instead.
     """
     kept = os.environ.get(OFFLINE)
     constants: Any = sys.modules.get("huggingface_hub.constants")
@@ -56,11 +54,7 @@ def hub_forbidden() -> Iterator[None]:
 
 
 def start_method(gpu: bool) -> Literal["forkserver", "spawn"]:
-    """Return how children are made.
-
-    With a GPU every child imports for itself: importing bitsandbytes initialises CUDA (it asks for the compute
-    capability), and a process forked after that cannot use the GPU. So where a socket's path is too long.
-    """
+    """Return how children are made. Importing bitsandbytes initialises CUDA, and no process forked then can use it."""
     return "spawn" if gpu or len(os.fsencode(tempfile.gettempdir())) > LONGEST_SOCKET_FOLDER else "forkserver"
 
 
@@ -79,10 +73,7 @@ def warm_up(gpu: bool) -> None:
 
 
 def head_start(arguments: Sequence[str]) -> None:
-    """Warm up where these arguments of pytest's select a tier by its marker: its plugins and collection take 0.6 s.
-
-    A guess: a session that finds the machine contended begins again, and one that trains nothing ends it.
-    """
+    """Warm up where pytest's arguments select a tier by its marker, a guess: plugins and collection take 0.6 s."""
     marker = next((after for word, after in pairwise(arguments) if word == "-m"), "")
     asked = marker.isidentifier() and (shipped_folder() / "tiers" / f"test_{marker}.py").is_file()
     elsewhere = any(word.startswith(("-n", "--co", "--in-process")) for word in arguments)
@@ -93,20 +84,16 @@ def head_start(arguments: Sequence[str]) -> None:
 
 
 def limit_openmp_spinning() -> None:
-    """Make the OpenMP threads of later children sleep soon, instead of spinning, while they wait for each other.
+    """Make the OpenMP threads of later children sleep soon, instead of spinning, on a core that another thread needs.
 
-    For a machine where others compute: a thread that spins holds the core that the one it waits for needs. Two QLoRA
-    trainings at once on 2 cores: 4.3 s a step each with libgomp's own spinning, 1.65 s with this; one alone: 0.82 s and
-    0.95 s (SmolLM2-135M, 2 x 64 tokens, torch 2.13.0).
+    Two QLoRA trainings at once on 2 cores: 4.3 s a step each with libgomp's own spinning, 1.65 s with this; one alone:
+    0.82 s and 0.95 s (SmolLM2-135M, 2 x 64 tokens, torch 2.13.0).
     """
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 
 def cool_down() -> None:
-    """End the fork server, if there is one. Left alone it would end too, but only after its imports, seconds later.
-
-    multiprocessing has no public way to stop it, hence the private attributes. The next child starts another one.
-    """
+    """End the fork server, if there is one; by private attributes, since multiprocessing has no public way."""
     from multiprocessing import forkserver
 
     server: Any = forkserver._forkserver

@@ -106,10 +106,7 @@ def stop(*, at_exit: bool = False) -> None:
 
 @contextlib.contextmanager
 def blocked() -> Iterator[None]:
-    """Block the signals while a child is started: it would inherit the terminal's, and print what its imports raise.
-
-    The child unblocks them by `on_its_own`, once they no longer reach it.
-    """
+    """Block the signals while a child is started: it would print what its imports raise. `on_its_own` unblocks them."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield

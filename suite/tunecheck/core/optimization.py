@@ -6,10 +6,7 @@ from typing import Literal
 
 
 def learning_rate(applied_steps: int, peak: float, schedule: str, warmup_steps: int, max_steps: int) -> float:
-    """Return the rate of the next optimizer step after this many applied ones.
-
-    Linear warm-up from 0, then constant, linear to 0 or half a cosine to 0, as by transformers' get_scheduler.
-    """
+    """Return the next step's rate: warm-up from 0, then constant, linear or half a cosine to 0, as by get_scheduler."""
     if applied_steps < warmup_steps:
         return peak * applied_steps / warmup_steps
     if schedule == "constant":
@@ -22,10 +19,8 @@ DecayedTensors = Literal["all", "all_but_norms_and_biases"]
 
 
 def decays(name: str, tensors: str | Collection[str]) -> bool:
-    """Return whether the tensor of this name decays, where `tensors` do: those of these names, or a kind by its name.
-
-    BERT's norms are LayerNorm, GPT-2's ln_1 and ln_f; T5's positions are weights of a relative_attention_bias.
-    """
+    """Return whether the tensor of this name decays, where `tensors` do: those of these names, or a kind by name."""
+    # BERT's norms are LayerNorm, GPT-2's ln_1 and ln_f; T5's positions are weights of a relative_attention_bias
     if not isinstance(tensors, str):
         return name in tensors
     parts = name.lower().split(".")

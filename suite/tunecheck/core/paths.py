@@ -35,10 +35,7 @@ def shipped_folder() -> Path:
 
 
 def project_folder() -> Path:
-    """Return the folder whose configs/, reports/ and baselines/ belong to the user.
-
-    It is the checkout when the current folder lies in it, else the current folder: never site-packages.
-    """
+    """Return the user's folder (configs/, reports/): the checkout that the current folder lies in, else that folder."""
     root, here = checkout_folder(), Path.cwd()
     return root if root is not None and here.is_relative_to(root) else here
 
@@ -70,10 +67,7 @@ def config_file(relative: str) -> Path:
 
 
 def config_files(folder: str) -> list[Path]:
-    """Return the YAML files of this folder of all configs folders, sorted by name; a user's own hides a shipped one.
-
-    Raises ConfigError for a folder that may not be read: its runs would be left out in silence.
-    """
+    """Return this folder's YAML files by name; a user's own hides a shipped one. ConfigError if it may not be read."""
     found: dict[str, Path] = {}
     for configs in reversed(configs_folders()):
         try:
@@ -91,11 +85,8 @@ def session_folder() -> Path:
 
 
 def reports_folder() -> Path:
-    """Return the folder that holds a folder for each session: $TUNECHECK_REPORTS, else reports/runs of the project.
-
-    It is absolute, since a watched script may change its directory. There is no pytest option for it: before its
-    plugins are read, pytest takes the value of an unknown option for a path to collect.
-    """
+    """Return the folder of the sessions' folders, absolute: a watched script may change its directory."""
+    # There is no option for it: before its plugins are read, pytest takes the value of an unknown one for a path
     return Path(os.environ.get("TUNECHECK_REPORTS") or project_folder() / "reports" / "runs").absolute()
 
 

@@ -1,8 +1,4 @@
-"""The resolved configuration in a trace, typed: what checks and reports read of it, and nothing else.
-
-A section is built when it is read. A key without a default that is missing is missing evidence, so that one damaged
-section costs only the checks that need it.
-"""
+"""The resolved configuration in a trace, typed. A section is built when read: a damaged one costs its checks alone."""
 
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass

@@ -234,10 +234,7 @@ class Trace:
 
     @property
     def trains_16bit_weights(self) -> bool:
-        """Whether the trained weights are meant to be 16-bit, so that small updates are rounded away.
-
-        Where nobody declares their dtype, the model brings it.
-        """
+        """Whether the trained weights are meant to be 16-bit; where nobody declares it, by the model's dtype."""
         if not self.holds(Premise.DTYPES_DECLARED):
             return not {"bfloat16", "float16"}.isdisjoint(self.one(evidence.Census).trainable_dtypes)
         lora = self.run.lora

@@ -24,9 +24,7 @@ class Trend(Frozen):
 
 
 def trend(xs: Sequence[float], ys: Sequence[float], *, confidence: float) -> Trend:
-    """Return the trend of at least two finite points whose x increases strictly.
-
-    A long series is reduced to medians of blocks of neighbours first, which one outlier does not move.
+    """Return the trend of at least two finite points whose x increases strictly; a long series by medians of blocks.
 
     Sen (1968), Estimates of the regression coefficient based on Kendall's tau; Mann (1945); both take the normal
     approximation, good from about eight points on. With fewer the interval is wide and p is large.

@@ -30,10 +30,7 @@ def described(error: BaseException) -> str:
 
 
 def place_of(error: BaseException) -> str:
-    """Return file and line of the innermost frame of this package or of the user's code: "training/native.py:88".
-
-    Frames of installed libraries are left out: a wrong tensor ends deep inside of torch, its cause is the call.
-    """
+    """Return file and line of the innermost frame of this package or of the user's code: "training/native.py:88"."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not _is_library(frame.filename)] or frames
     return f"{'/'.join(Path(own[-1].filename).parts[-2:])}:{own[-1].lineno}" if own else "never raised"
