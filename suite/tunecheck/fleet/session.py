@@ -74,10 +74,9 @@ class FleetSession:
         self.interrupted = False
 
     def ask(self, watch: Watch) -> FleetReport:
-        """Ask, wait until all have answered or the time is over, and write the report.
+        """Ask, wait until all have answered or the time is over, and write the report; `watch` is called meanwhile.
 
-        `watch` is called whenever something was learnt. An interrupt cancels what is queued and ends what runs; what
-        was finished is judged. Raises SuiteError where the engine refuses everything.
+        An interrupt ends all and judges what was finished. Raises SuiteError where the engine refuses everything.
         """
         engine = ENGINES[self.request.engine](self.request.options, self.folder)
         places, held = engine.places(), read_answers(self.folder)

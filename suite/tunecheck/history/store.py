@@ -1,8 +1,6 @@
-"""The history: an entry has the figures of one finished run of one session, and the store has all entries.
+"""The history: figures of each finished run of each session, in one SQLite file that sessions' folders can rebuild.
 
-The store is one SQLite file, by default beside the sessions' folders, from which it can be rebuilt. It lies with the
-reports because it is made of them; a CI runner whose reports go into a new folder every time sets $TUNECHECK_HISTORY.
-An entry is a row; its figures are JSON.
+It lies beside them; a CI runner whose reports go into a new folder every time sets $TUNECHECK_HISTORY.
 """
 
 import contextlib
@@ -116,10 +114,7 @@ def figures_of(row: RunReport, trace: Trace) -> dict[str, float]:
 
 
 def needed_bytes(trace: Trace) -> int | None:
-    """Return the allocator's peak over all phases of every attempt that finished, probes included; None without one.
-
-    A GPU must have this much memory: the row's peak is that of the training alone, and variants may need more.
-    """
+    """Return the allocator's peak of all finished attempts, probes included: a GPU must have it. None without one."""
     phases = [phase for attempt in trace.attempts if attempt.finished for phase in attempt.all(Phase)]
     peaks = [phase.peak_allocated_bytes for phase in phases] + [phase.probes_peak_allocated_bytes for phase in phases]
     return max((peak for peak in peaks if peak is not None), default=None)

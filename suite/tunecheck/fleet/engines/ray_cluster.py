@@ -1,7 +1,4 @@
-"""Ray: one task on each card of a running cluster, the cards of a node reserved together by a placement group.
-
-Without the group, a node with one busy card would run two tasks on the other one, one after another.
-"""
+"""Ray: one task on each card, a node's cards reserved together: else a node with a busy one runs two on another."""
 
 import contextlib
 import logging

@@ -1,8 +1,7 @@
 """Slurm: one job on each node with all of its cards, a task a card, submitted by submitit.
 
-A job array cannot name the node of each element, so that one node would be asked twice and another never; a job a node
-can, and begins as soon as that node is free. States come from squeue, since sacct needs a database that not every
-cluster has.
+A job array cannot name the node of each element; a job a node can, and begins as soon as that node is free. States come
+from squeue, since sacct needs a database that not every cluster has.
 """
 
 import contextlib
