@@ -25,11 +25,7 @@ ELSEWHERE = "elsewhere"
 
 
 class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Bytes alive now and at the peak, by kind: of what is allocated inside `with`, and of tensors added by `hold`.
-
-    Views share a storage, so tensors are counted by storage. Memory that a kernel allocates and frees inside itself is
-    counted only where `scratch_bytes` knows of it.
-    """
+    """Bytes alive now and at the peak, by kind, of what is allocated inside `with` and of tensors added by `hold`."""
 
     def __init__(self, rounding_bytes: int = CUDA_ROUNDING_BYTES, *, deterministic: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

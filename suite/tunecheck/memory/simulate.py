@@ -1,8 +1,6 @@
-"""Child process that trains on fake tensors, with torch.
+"""Child process that trains on fake tensors, with torch: shapes and lifetimes are a training's, values are missing.
 
-The model code of transformers, peft and bitsandbytes and the trainer's own functions run as in a training; only the
-values are missing. Shapes and lifetimes are those of a training, and `LiveStorages` counts them. In the simulation
-everything is on one device, so what would be on the other is registered with the count.
+All is on one device in it, so what would be on the other is registered with the count, `LiveStorages`.
 """
 
 import contextlib
