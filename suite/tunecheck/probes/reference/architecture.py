@@ -210,11 +210,7 @@ def _gain_error(got: torch.Tensor, wanted: torch.Tensor) -> float:
 
 
 class WatchedAttention:
-    """The first layer's attention against its formula in the calls that a training makes of the model.
-
-    Each row is computed alone and without its padding. Lengths, masks and batches choose the kernel, so one that is
-    right for a short row by itself says nothing about those that are trained on.
-    """
+    """The first layer's attention against its formula in a training's own calls: their shapes choose the kernel."""
 
     def __init__(
         self, model: Any, architecture: Architecture, batches: Callable[[], Sequence[Rows]], hooks: Hooks

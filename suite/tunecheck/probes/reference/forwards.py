@@ -24,11 +24,7 @@ def first_tokens(session: Session, count: int = PROMPT_TOKENS) -> torch.Tensor:
 def logits_of(
     model: Any, ids: torch.Tensor, *, training: bool, mask: torch.Tensor | None = None, graph: bool = False
 ) -> torch.Tensor:
-    """Return the model's detached fp32 logits of these tokens, [rows, positions, vocabulary].
-
-    A class of the script's own may return them in a tuple. `graph` records one for autograd all the same, for hooks
-    that take gradients from what passes them.
-    """
+    """Return the model's fp32 logits, [rows, positions, vocabulary], detached; `graph` records one for hooks."""
     with model_mode(model, training), torch.set_grad_enabled(graph):
         out = uncached(model, input_ids=ids, attention_mask=mask)
         logits = out.logits if hasattr(out, "logits") else next(held for held in numbers_of(out) if held.ndim == 3)

@@ -1,7 +1,4 @@
-"""A row as a model is given it: whether mask and positions fit its tokens, and which part of it is learned.
-
-Of lists of numbers alone, and no library's: what a collator did is judged by what holds for every row.
-"""
+"""A row as a model is given it, in plain numbers: whether mask and positions fit its tokens, and what is learned."""
 
 import hashlib
 from collections import Counter
@@ -257,11 +254,8 @@ def begun_late(before: Collection[tuple[int, ...]]) -> int:
 
 
 def counted_by_words(pieces: Sequence[str], used: Sequence[bool]) -> bool | None:
-    """Return whether as many of a row's first tokens are used as it has words; None where each word is one token.
-
-    WordPiece marks what goes on with a word by ##, other vocabularies mark its beginning. A sign of punctuation may be
-    a part of two words.
-    """
+    """Return whether as many of a row's first tokens are used as it has words; None where each word is one token."""
+    # WordPiece marks what goes on with a word by ##, other vocabularies its beginning; punctuation may be of two words
     goes_on = [piece.startswith("##") for piece in pieces]
     if not any(goes_on) and any(begins := [piece.startswith(WORD_BEGINS) for piece in pieces]):
         goes_on = [not begun for begun in begins]
@@ -300,10 +294,7 @@ def row_digest(tokens: Sequence[int]) -> str:
 
 
 def end_tokens(tokenizer: Any, model: Any) -> tuple[set[int], set[int]]:
-    """Return the end tokens, as the tokenizer or else the model's configuration names them, and all marks of an end.
-
-    A mark may be any token that was added to the vocabulary, as those that end the turns of a chat are.
-    """
+    """Return the end tokens, of the tokenizer or else the configuration, and all marks of an end: added tokens, too."""
     named = [getattr(model, name, None) for name in ("generation_config", "config")]
     ends = special_tokens(tokenizer, "eos") or set[int]().union(*(special_tokens(config, "eos") for config in named))
     added = {*(getattr(tokenizer, "added_tokens_decoder", None) or ())}

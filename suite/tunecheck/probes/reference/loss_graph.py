@@ -84,10 +84,7 @@ def graph_of(begin: Any, ends: Collection[Any] = ()) -> Iterator[Any]:
 def gradients(
     output: torch.Tensor | GradientEdge, edges: Sequence[GradientEdge], given: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, ...] | None:
-    """Return the gradients of an output by what these edges carry; None where the graph refuses, or one gets none.
-
-    It refuses where a function in Python stands before the edges, as a hook or a checkpoint, which may do more.
-    """
+    """Return an output's gradients by these edges; None where one gets none, or a function in Python stands before."""
     begin = output.node if isinstance(output, GradientEdge) else output.grad_fn
     if any(isinstance(node, BackwardCFunction) for node in graph_of(begin, {edge.node for edge in edges})):
         return None
@@ -110,10 +107,7 @@ def _way_back(edge: Any, ends: Collection[Any] = ()) -> list[Any]:
 
 
 def saved(node: Any, name: str) -> Any:
-    """Return what a function keeps by this name for its backward pass.
-
-    None where a hook brings it back, as a checkpoint's does: it would compute a layer once more, and keep all of that.
-    """
+    """Return what a function keeps by this name for its backward pass; None where a hook computes it once more."""
     held = getattr(node, f"_raw_saved_{name}", None)
     return getattr(node, f"_saved_{name}", None) if getattr(held, "unpack_hook", None) is None else None
 

@@ -34,11 +34,8 @@ Digest = tuple[object, ...]
 
 
 def digest(tensor: torch.Tensor) -> Digest:
-    """A digest of the tensor's bytes, shape and dtype, computed on its device. Any single changed word changes it.
-
-    sha256 on the CPU (1.5 GB/s). On a GPU two wrapping sums over 64-bit words, one plain and one weighted by position
-    so that reordering shows too: sha256 would first copy everything to the CPU.
-    """
+    """A digest of the tensor's bytes, shape and dtype, computed on its device. Any single changed word changes it."""
+    # On a GPU two wrapping sums, one weighted by position so that reordering shows: sha256 would copy everything first
     data = whole(tensor).detach().contiguous().flatten().view(torch.uint8)
     kind = (tuple(tensor.shape), tensor.dtype)
     if data.device.type == "cpu":
@@ -58,10 +55,7 @@ def digests(tensors: Iterable[torch.Tensor]) -> list[Digest]:
 
 
 def sketch(tensors: Iterable[torch.Tensor]) -> tuple[float, ...]:
-    """Return 64 sums of all elements with random signs, the same in every process, which keep norms within a fifth.
-
-    They are linear, so that the sums of several processes' gradients are those of the sum.
-    """
+    """Return 64 sums of all elements with random signs, alike everywhere: linear, and norms are kept within a fifth."""
     sums, draw = torch.zeros(SKETCHED, dtype=torch.float64), torch.Generator().manual_seed(0)
     for tensor in tensors:
         flat = tensor.detach().flatten().float().cpu()
@@ -230,10 +224,7 @@ def relative_error(got: torch.Tensor, wanted: torch.Tensor, least: torch.Tensor 
 
 
 def differences(got: Iterable[torch.Tensor], wanted: Iterable[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the norm of each tensor's difference and that of each wanted tensor.
-
-    One after the other: all differences at once would be another copy of the model where the base learns.
-    """
+    """Return the norms of each difference and each wanted tensor, in turn: all at once would be a copy of the model."""
     moved = ((a, b.to(a.device)) for a, b in zip(got, wanted, strict=True))  # what is wanted may lie on the CPU
     pairs = [torch.stack([(a - b).float().norm(), b.norm().float()]) for a, b in moved]
     errors, norms = torch.stack([pair.to(pairs[0].device) for pair in pairs], dim=1)

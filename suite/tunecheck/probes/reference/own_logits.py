@@ -1,7 +1,4 @@
-"""The loss and its gradient at the logits that the trainer itself computed, in float64.
-
-Behind the logits no arithmetic of the model is left: a wrong loss differs by what is wrong, not by what 16 bit rounds.
-"""
+"""The loss and its gradient at the trainer's own logits, in float64: behind these the model rounds nothing."""
 
 from collections.abc import Iterator, Sequence
 from itertools import chain

@@ -58,10 +58,7 @@ def mask_by(pad: int, read: torch.Tensor) -> torch.Tensor | None:
 
 
 def outside(mask: torch.Tensor) -> torch.Tensor:
-    """Return the positions before a row's first real token and behind its last one: others may be hidden on purpose.
-
-    The one right before the first token is left out: where that has a label as all others do, it is predicted there.
-    """
+    """Return the positions outside of a row's tokens, but for the one before: the first token is predicted there."""
     real = mask != 0
     begun = real.cumsum(dim=1) > 0
     begun[:, :-1] |= begun[:, 1:].clone()

@@ -99,10 +99,7 @@ def vocabulary_size(folder: Path) -> float:
 
 
 def _rows_of_base(model: Any, folder: Path, tokens: Iterable[int]) -> list[int] | None:
-    """Return those of these tokens whose row of the embedding is the file's.
-
-    None where the file has no tensor of the embedding's name, or of another width.
-    """
+    """Return those of these tokens whose row of the table is the file's; None if no tensor has its name and width."""
     table: Any = getattr(model.get_input_embeddings(), "weight", None)
     named = next((file_name(name) for name, p in model.named_parameters() if p is table), None)
     file = WeightFile(folder)

@@ -20,10 +20,7 @@ FEWEST_SHARED = 4
 
 
 class WeightFile:
-    """The safetensors file or files of a model folder: names and tensors, read to the CPU when asked for.
-
-    They are open as long as the object lives, shortly, as a script may write them; opening each time takes 0.3 s more.
-    """
+    """The safetensors of a model folder, read to the CPU when asked for; open for short, as a script may write them."""
 
     def __init__(self, folder: Path) -> None:
         files: list[Any] = [safe_open(path, "pt") for path in sorted(folder.glob("*.safetensors"))]
