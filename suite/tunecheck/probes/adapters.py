@@ -138,10 +138,8 @@ def _touched(session: Session, lora: Lora) -> Iterator[dict[str, Factors]]:
 
 @contextmanager
 def _recorded(session: Session, modules: Collection[str]) -> Iterator[dict[str, list[torch.Tensor]]]:
-    """Input, base output and adapted output of each module's last call.
-
-    Some models run their layers several times, so that gradients are those of all calls: of these there is no graph.
-    """
+    """Yield input, base output and adapted output of each module's last call."""
+    # Some models run their layers several times, so that gradients are those of all calls: of these there is no graph
     calls: dict[str, list[torch.Tensor]] = {name: [] for name in modules}
     again = set[str]()
 
@@ -165,10 +163,7 @@ def _recorded(session: Session, modules: Collection[str]) -> Iterator[dict[str, 
 def _algebra_errors(
     session: Session, lora: Lora, name: str, call: list[torch.Tensor], factors: Factors
 ) -> dict[str, float]:
-    """How far what the adapter adds is from its formula with the run's own numbers, and likewise its gradients.
-
-    Norm of the difference over the norm of what is wanted, by what it is of: "" is the output.
-    """
+    """Relative errors of what the adapter adds ("") and of its gradients, by the formula with the run's own numbers."""
     if len(call) != 3 or lora.use_dora != ("magnitude" in factors):
         # no adapter (its own hook and its base's are one and the same call), or one of another kind
         return {"": math.nan}

@@ -1,8 +1,4 @@
-"""What was called in which order in each step: passes, unscaling, clipping, optimizer, schedule, cleared gradients.
-
-Calls are seen where every trainer ends up: in torch. Whether gradients were cleared or changed by hand is read off the
-gradients themselves, of a few small tensors, since there are many ways to do it.
-"""
+"""What each step calls in which order, seen in torch; cleared or changed gradients are read off a few small tensors."""
 
 import math
 import os

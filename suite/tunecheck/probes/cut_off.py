@@ -217,10 +217,7 @@ class CutOffProbe(Probe[CutOff]):
                 self._cut_off |= names
 
     def _again(self, model: Any, made: _Pass, changed: Any) -> list[torch.Tensor]:
-        """Return the results that gradients arrive at, with these tensors changed.
-
-        Modes and random state are the same in each call, and gradients enabled: else a model may return something else.
-        """
+        """Return the results that gradients arrive at, with these tensors changed, in equal modes and random state."""
         parameters = [self._idle[name] for name in changed]
         device = next(iter(model.parameters())).device
         with kept_values(parameters), as_found(model):
@@ -307,10 +304,8 @@ def _hidden(model: Any) -> Iterator[str]:
 
 
 def _beside(model: Any, leaves: Mapping[int, Any]) -> Iterator[str]:
-    """Yield the largest modules outside of the model that get gradients, and that no optimizer holds.
-
-    Without copies of it: a reference of DPO's, say, whose gradients are computed for nothing.
-    """
+    """Yield the largest modules outside of the model and not copied of it that get gradients but no optimizer."""
+    # No copy, such as a reference of DPO's, whose gradients are computed for nothing
     registered = list(torch.nn.Module.parameters(model))  # whatever it offers
     own, shapes = {*map(id, registered)}, sorted(tuple(p.shape) for p in registered)
     apart = {at for at, leaf in leaves.items() if at not in own and isinstance(leaf, torch.nn.Parameter)}

@@ -221,10 +221,8 @@ def _prompt(session: Session, tokenizer: Any, instruction: str) -> str:
 
 
 def _shared(train: list[Text], heldout: list[Text], evaluated: dict[str, Ids], trained: set[Ids]) -> list[str]:
-    """Held-out instructions that training holds: in the files, by text, or in the rows as loaded, by prompt tokens.
-
-    A short answer (a number, a label, yes or no) comes to many questions, so it alone is no leak.
-    """
+    """Held-out instructions in training's files, by text, or in the rows as loaded, by prompt tokens."""
+    # A short answer (a number, a label, yes or no) comes to many questions, so it alone is no leak
     seen = {_plain(text) for row in train for text in row}
     texts = [
         instruction

@@ -102,10 +102,7 @@ def _wrapped(name: str, unclaimed: Collection[str]) -> str | None:
 
 
 def _stands_elsewhere(name: str, parameter: Any, weights: WeightFile, unclaimed: Iterable[str]) -> bool:
-    """Return whether the file has the tensor's rows under other names of its layer: a loader renames, joins or turns.
-
-    transformers 5 loads Mixtral's experts, three matrices each, into two tensors of all, and renames GPT-NeoX's head.
-    """
+    """Return whether the file has the tensor's rows under other names of its layer, as Mixtral's experts are joined."""
     held = whole(parameter).detach().cpu()
     names = sorted(other for other in unclaimed if layer_number(other) == layer_number(name))
     ways = (held, held.mT) if held.dim() > 1 else (held.reshape(1, -1),)
@@ -263,9 +260,8 @@ def _kernel_error(session: Session, modules: dict[str, Any]) -> tuple[str, float
 def token_counts(session: Session) -> list[int]:
     """Return the token counts, padding included, at which the run multiplies by its 4-bit weights.
 
-    bitsandbytes chooses its kernel by the number of rows and the weight's shape (a fused one up to 32 rows, unpacking
-    and a plain product above, in 0.50), so that a kernel that agrees at one count says nothing about another. Taken are
-    the smallest and the largest micro-batch, the same of the evaluations, and those of generation.
+    bitsandbytes 0.50 has a fused kernel up to 32 rows and unpacks above: to agree at one count says nothing of another.
+    Taken are the smallest and the largest micro-batch, the same of the evaluations, and those of generation.
     """
     run, batches = session.run, session.batches
 
@@ -300,10 +296,7 @@ def _keeps_unpacked(session: Session, module: Any) -> bool:
 
 
 def _quantized_again(session: Session, weights: WeightFile, modules: dict[str, Any]) -> dict[str, bool]:
-    """Linears of the smallest shape: whether the file's weights, quantised by our own code, are the same.
-
-    What is wrong in the statistics alone moves every weight by less than the error of 4 bits, and hides in it.
-    """
+    """Return whether our own code quantises the smallest linears alike: wrong statistics hide in the 4 bits' error."""
     sizes = {name: math.prod(module.weight.quant_state.shape) for name, module in modules.items()}
     same: dict[str, bool] = {}
     for name in (name for name, size in sizes.items() if size == min(sizes.values()) and f"{name}.weight" in weights):

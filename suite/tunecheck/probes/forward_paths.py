@@ -289,10 +289,8 @@ def _last_two(given: torch.Tensor, out: torch.Tensor) -> tuple[torch.Tensor, tor
 
 
 def _is_product(module: Any, given: torch.Tensor, out: torch.Tensor) -> bool:
-    """Return whether the shapes are those of a norm, a linear or a table, and not of a rotation, say, as OFT's.
-
-    A class of the script's own may compute otherwise, as may what makes the weight of other tensors for each pass.
-    """
+    """Return whether the shapes are a norm's, a linear's or a table's, and not those of a rotation, say, as OFT's."""
+    # A class of the script's own may compute otherwise, as may what makes the weight of other tensors for each pass
     if "weight" not in module._parameters or not type(module).__module__.startswith(("torch.", "transformers.")):
         return False
     height, width = module.weight.shape[0], module.weight.shape[-1]

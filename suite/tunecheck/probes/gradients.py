@@ -103,10 +103,7 @@ class GradientProbe(Probe[Gradients]):
 
 
 class RecomputationProbe(Probe[Recomputation]):
-    """Takes one row's gradient with checkpointing and without it, which changes what is kept, not what is computed.
-
-    Looks once, after training, in train mode: dropout draws from the same random state both times.
-    """
+    """Takes one row's gradient with checkpointing and without, after training, in train mode from one random state."""
 
     def end(self, session: Session) -> None:
         if not session.run.training.gradient_checkpointing:
@@ -140,10 +137,7 @@ wrong at every length, so that the smaller error counts.
 
 
 class LayerGradientProbe(Probe[LayerGradients]):
-    """Takes each layer alone once, after training, in train mode; only where the run asks for it; in fp32 arithmetic.
-
-    Its gradient is held against its own differences, without autograd: a whole model's slope hides one wrong layer.
-    """
+    """Holds each layer's gradient to its own differences in fp32: a whole model's slope hides one wrong layer."""
 
     def end(self, session: Session) -> None:
         if not session.run.probes.directional_gradient or session.run.uses_dropout:
@@ -163,10 +157,7 @@ class LayerGradientProbe(Probe[LayerGradients]):
 
 
 def _slope_error(layer: Any, hidden: torch.Tensor, others: dict[str, Any]) -> float:
-    """Relative error of the slope of <layer(h) - h, v> for a random v; without the residual, which hides the rest.
-
-    The first token is left as it is: a trained model's has states thousands of times as large.
-    """
+    """Relative error of the slope of <layer(h) - h, v>, v random; not of the first token, whose states may be huge."""
     generator = torch.Generator().manual_seed(0)
     cotangent = torch.randn(hidden.shape, generator=generator).to(hidden)
     given = hidden.clone().requires_grad_(True)
@@ -325,10 +316,7 @@ def _embedding(session: Session) -> list[tuple[str, tuple[Any, ...]]]:
 
 
 def _special_tokens(session: Session) -> frozenset[int]:
-    """Return the ids that may be an embedding's padding_idx, whose look-up has no gradient: no ordinary text's.
-
-    Of all that are special: padding_idx is fixed when the model is made, and scripts choose other padding later.
-    """
+    """Return all special tokens: any may be an embedding's padding_idx, fixed before scripts choose other padding."""
     tokenizer = session.tokenizer
     special, added = (getattr(tokenizer, name, ()) for name in ("all_special_ids", "added_tokens_decoder"))
     return frozenset({*special, *added, *special_tokens(session.model.config, "pad", "eos", "bos")})

@@ -302,10 +302,7 @@ def _runs(tokens: list[int]) -> list[tuple[int, int]]:
 
 
 def _are_drawn(targets: list[float]) -> bool:
-    """Return whether these targets seem to be of rows that were drawn.
-
-    Others may be the same in each step: one class, blocks of classes, classes in turn, and numbers of the rows.
-    """
+    """Return whether these targets seem to be of rows that were drawn, not one class, or classes in turn."""
     kinds, runs, size = len({*targets}), sum(1 for _ in groupby(targets)), len(targets)
     numbers = kinds == size and all(float(target).is_integer() for target in targets)
     if size <= FEWEST_TOKENS or kinds == 1 or numbers or sorted(targets) in (targets, targets[::-1]):
@@ -328,10 +325,7 @@ def _has_rows(held: Any) -> TypeGuard[torch.Tensor]:
 
 
 def _constant_of(inputs: Mapping[str, Any]) -> str | None:
-    """Return the numbers that all rows are given alike; None without one number a row, "" where some may vary.
-
-    A length or a weight may well be constant.
-    """
+    """Return the numbers that all rows are given alike; None without one number a row, "" where some may vary."""
     tensors = {name: held for name, held in inputs.items() if isinstance(held, torch.Tensor) and held.ndim}
     shapes = [held.shape for held in tensors.values() if held.ndim > 1]
     rows, usual = {shape[0] for shape in shapes if shape[0] >= FEWEST_ROWS}, {1, *chain(*shapes)}

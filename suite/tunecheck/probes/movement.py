@@ -216,10 +216,8 @@ def _damped(optimizer: Any, tensors: dict[str, Any]) -> Iterator[str]:
 
 
 def _is_as_built(tensor: torch.Tensor) -> bool:
-    """Return whether a matrix has the spread of torch's own first values: uniform, up to 1 / sqrt(inputs).
-
-    Training soon moves one of many elements past that bound.
-    """
+    """Return whether a matrix has the spread of torch's own first values: uniform, up to 1 / sqrt(inputs)."""
+    # Training soon moves one of many elements past that bound
     if tensor.ndim < 2 or not tensor.is_floating_point() or (count := tensor.numel()) < FEWEST_ELEMENTS:
         return False
     bound = (len(tensor) / count) ** 0.5

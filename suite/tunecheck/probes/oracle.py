@@ -134,10 +134,7 @@ def _documents(window: Sequence[Batch]) -> list[IdsAndLabels]:
 def _slope_error(
     session: Session, window: Sequence[Batch], parameters: Tensors, gradients: Tensors, loss: float
 ) -> float:
-    """How far the loss's slope is from what the gradient promises, along a direction in which every tensor counts.
-
-    Each tensor moves along its own gradient's unit vector, so the promised slope is the sum of the gradients' norms.
-    """
+    """How far the loss's slope, each tensor moved along its unit gradient, is from the sum of the gradients' norms."""
     norms = torch.stack([norm.float() for norm in torch._foreach_norm(gradients)])
     promised = float(norms.sum())
     if not promised:

@@ -1,7 +1,4 @@
-"""Which rows the loss of early steps makes likelier, and what the script calls them: chosen, rejected, an advantage.
-
-Whatever the formula of a preference loss, its gradient by the scores of an answer says which way it goes.
-"""
+"""Which rows the loss of early steps makes likelier, by its gradient, and which ones the script calls chosen."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
@@ -241,10 +238,7 @@ def _pulled_alike(rows: list[tuple[list[int], bool]]) -> list[bool]:
 
 
 def _learned_late(one: _Answer, other: _Answer) -> bool | None:
-    """Return whether the loss leaves out the first tokens in which two rows differ, and uses those behind them.
-
-    None where it uses none of them, as of rows that differ in their prompts.
-    """
+    """Return whether the loss leaves out the first tokens that differ, and uses later ones; None if it uses none."""
     at = in_common(one[0], other[0])
     first, second = (any(used[at - 1 + more : at + more] == [True] for _, used in (one, other)) for more in (0, 1))
     return not first if at and (first or second) else None

@@ -81,10 +81,7 @@ class ShardProbe(Probe[Shard]):
 
 
 class PaceProbe(Probe[Joined | Pace]):
-    """Times the layers where several processes train; checkpointed ones are timed again when they are recomputed.
-
-    The steps of all ranks take equally long, since each waits for the slowest: what lies between two exchanges differs.
-    """
+    """Times the layers of each rank, recomputed ones again: steps take equally long, as all wait for the slowest."""
 
     def start(self, session: Session) -> None:
         """Begin to listen. FSDP2 gathers a layer before hooks that were added after its own."""

@@ -1,7 +1,4 @@
-"""After training: what the adapters do, whether all of them are in the file, and whether it gives the same function.
-
-And what a training goes on from: whether a resumed one has weights, optimizer's state and settings back.
-"""
+"""What the adapters do after training and in their file, and whether a resumed training has its state back."""
 
 import json
 import tempfile

@@ -40,10 +40,7 @@ SWITCHES = ("amsgrad", "maximize", "nesterov")
 
 
 class TrainingStateProbe(Probe[TrainingState]):
-    """Looks at every forward pass of a step, not at its beginning.
-
-    transformers' Trainer sets train mode only when it takes up the step's first micro-batch, after the callbacks.
-    """
+    """Looks at every forward pass, not at a step's beginning: transformers sets train mode after the callbacks."""
 
     def start(self, session: Session) -> None:
         self._expected = session.run.expected_trainable(WeightFile(session.folder).names)

@@ -37,10 +37,7 @@ Settings = Sequence[tuple[float, float]]
 
 
 class UpdateProbe(Probe[Update]):
-    """Keeps its own moments in fp32 and predicts each step.
-
-    All in the CPU's memory: what a probe keeps on the card from one moment to the next is in the run's peak.
-    """
+    """Keeps its own fp32 moments and predicts each step; in the CPU's memory, as the card's is in the run's peak."""
 
     def start(self, session: Session) -> None:
         named = sorted(learning(session.model), key=lambda pair: pair[1].numel())
@@ -156,10 +153,7 @@ class UpdateProbe(Probe[Update]):
         return bool(averages)
 
     def _averages(self, session: Session, *more: str) -> list[dict[int, torch.Tensor]]:
-        """Return the optimizer's averages by the number of their tensor, without those that have not stepped.
-
-        [] where it keeps none.
-        """
+        """Return the optimizer's averages by their tensor's number, of those that have stepped; [] without any."""
         states = [session.optimizer.state.get(parameter, {}) for _, parameter in self._followed]
         held = [
             {"exp_avg", "exp_avg_sq", *more} <= state.keys()  # Lion keeps the first alone
