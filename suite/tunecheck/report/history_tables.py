@@ -130,10 +130,7 @@ def _line(console: Console, text: str) -> None:
 
 
 class AttemptRow(Frozen):
-    """One attempt to train: every figure was measured by it, on the device that its process used.
-
-    The allocator's peak on a GPU and the resident memory of a process on a CPU are never compared with each other.
-    """
+    """One attempt to train, on its own device: a GPU's peak is never compared with a CPU's resident memory."""
 
     run: str
     strategy: str

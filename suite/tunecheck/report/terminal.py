@@ -25,8 +25,7 @@ _ASCII = str.maketrans({"→": "->", "—": "-", "…": "..."})
 def print_report(report: Report, console: Console, *, failures: bool = True, so_far: bool = False) -> None:
     """Print the report, the verdict last. Data is not read as markup and sends no escape sequence.
 
-    `failures` is False where pytest has printed the failed checks already; `so_far` marks the verdict of a session that
-    goes on.
+    `failures` is False where pytest has printed them already; `so_far` marks the verdict of a session that goes on.
     """
     printer, view = _Printer(console), session_view(report)
     if any(run.run.findings or run.run.device for run in view.table):  # else a row has no more than its reason, below

@@ -239,10 +239,7 @@ def loss_words(first: float | None, last: float | None) -> str:
 
 
 def machine(environment: Mapping[str, Any]) -> str:
-    """Return the machine in a line: GPUs, processor, memory, system, versions, commit. What is unknown is left out.
-
-    tunecheck's own version is not among them: every report has that of the code that ran, wherever it is installed.
-    """
+    """Return what is known of the machine in a line, but not tunecheck's version, which is the running code's."""
     gpus = [f"{gpu.get('name')} {human_bytes(gpu.get('total_bytes'))}" for gpu in environment.get("gpus") or ()]
     cpu, git = environment.get("cpu") or {}, environment.get("git") or {}
     system = {"python": environment.get("python"), **(environment.get("versions") or {})}

@@ -252,10 +252,7 @@ class Report(Frozen):
 
 
 def summarize(trace: Trace, findings: Sequence[Finding], *, trace_file: str, seconds: float) -> RunReport:
-    """Return the row of a run that was tried, with the outcome of its findings and its last attempt to train.
-
-    The run's answers are applied to the findings; those that failed are attributed to a domain and to their cause.
-    """
+    """Return the row of a run that was tried, its answers applied to the findings and its failures attributed."""
     broken = {finding.check for finding in findings if finding.status in (Status.FAILED, Status.SUSPECTED)}
     needless = tuple(check for check in trace.run.ignore if check not in broken)
     ask = not (trace.run.strict or trace.holds(Premise.INTENT_DECLARED))
@@ -381,10 +378,7 @@ def exit_code(report: Report) -> int:
 
 
 def status_of(outcomes: Collection[str], *, interrupted: bool, misconfigured: bool = False) -> Exit:
-    """Return the exit status of what has these outcomes, the runs of a session or the places of a fleet.
-
-    One that failed fails all; it is a pass when at least one passed and none was left unjudged.
-    """
+    """Return the exit status of these outcomes: any failure fails all, a pass has one passed and none unjudged."""
     precedence = {
         Exit.FAIL: "fail" in outcomes,
         Exit.INTERRUPTED: interrupted,

@@ -32,10 +32,7 @@ def judged_again(trace: Trace, overrides: Sequence[str], *, trace_file: str) -> 
 
 
 def checks_of(trace: Trace, overrides: Sequence[str], *, trace_file: str = "the trace") -> dict[str, Check]:
-    """Return the checks of the trace's run with its limits, changed by the overrides.
-
-    Raises ConfigError for a limit that does not exist, TraceError for a header that describes no run.
-    """
+    """Return the run's checks with these overrides. Raises ConfigError for an unknown limit, TraceError for no run."""
     run, settings = trace.run, trace.settings
     try:
         if lacking := [key for key in ("id", "tier", "model", "training", "checks", "features") if key not in settings]:
@@ -47,10 +44,9 @@ def checks_of(trace: Trace, overrides: Sequence[str], *, trace_file: str = "the 
 
 
 def session_report(folder: Path) -> Report:
-    """Read the session's verdict.json; without one, judge its traces again.
+    """Read the session's verdict.json; without one, as of a killed session, judge its traces again as interrupted.
 
-    A session without a verdict was killed, so that its report is that of an interrupted one. Raises TraceError for a
-    folder that holds neither, and for a verdict that is damaged or of another schema.
+    Raises TraceError for a folder that holds neither, and for a verdict that is damaged or of another schema.
     """
     if (folder / VERDICT_FILE).exists():
         return VERDICTS.read(folder / VERDICT_FILE)

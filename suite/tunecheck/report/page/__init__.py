@@ -39,10 +39,7 @@ LONGEST_TEXT = 3000
 
 
 def page_html(report: Report, folder: Path) -> str:
-    """Return the content of report.html: it makes no request and runs one script of its own, all data escaped.
-
-    The report's traces are read from the folder; a run whose trace is unreadable is shown without curves, and why.
-    """
+    """Return report.html of the report and the traces in the folder: no request, one script, all data escaped."""
     view = session_view(report)
     runs = [_run(report, run, folder, number) for number, run in enumerate(view.runs, start=1)]
     each = max(1, len(runs))

@@ -203,8 +203,7 @@ def reasons(report: FleetReport) -> dict[str, list[dict[str, Any]]]:
 def write_drain(report: FleetReport, folder: Path) -> None:
     """Write drain.txt and drain.json. Raises SuiteError when the folder cannot be written.
 
-    The text is one line of names with commas between them: what `sinfo -n`, `scontrol update nodename=` and
-    `sbatch --exclude` take. It is empty where nobody is to be drained, and lacks what is no name of a node.
+    The text is a line of nodes' names for `sinfo -n`, `scontrol update nodename=` and `sbatch --exclude`, or empty.
     """
     found = reasons(report)
     named = [node for node in found if NODE_NAME.fullmatch(node)]

@@ -63,10 +63,7 @@ def natural(name: str) -> list[tuple[int, str]]:
 
 
 def clock_remark(answer: Answer, asked_at: float, seen_at: float) -> str:
-    """Return that a node's clock is apart from this machine's, whose times of asking and seeing are given; else empty.
-
-    The node began after it was asked and ended before its answer was seen.
-    """
+    """Return that a node's clock is apart: it began before it was asked, or ended after it was seen; else empty."""
     ahead, behind = answer.ended_at - seen_at, asked_at - answer.began_at
     apart = max(ahead, behind)
     if apart <= 5:  # the times of a file on a shared file system lag by that much
