@@ -126,10 +126,7 @@ class Runner(Frozen):
     def _attempt(
         self, shared: Request, writer: TraceWriter, purpose: AttemptPurpose, trial: AttemptStart, **about: Any
     ) -> AttemptEnd:
-        """One attempt from its start line to its end line in the trace; `shared` is of the run as configured.
-
-        `about` are fields of the start: reason and detail of a further try, the variant that is compared.
-        """
+        """Run one attempt and write its lines; `shared` is of the run as configured, `about` more of the start."""
         run, device = variant(shared.run, trial.changes), trial.device
         if purpose in ALONE:
             run = run.model_copy(update={"parallel": None})
@@ -193,10 +190,7 @@ def _told(trial: AttemptStart) -> str:
 
 @contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """Make a folder in the system's temporary folder, and remove it afterwards.
-
-    Those of processes that were killed are removed first: a checkpoint may be large. Raises SuiteError without one.
-    """
+    """Make a temporary folder and remove it afterwards, killed processes' first. Raises SuiteError without one."""
     _remove_orphans()
     folder = None
     with ExitStack() as stack:

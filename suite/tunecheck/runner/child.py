@@ -34,10 +34,7 @@ from tunecheck.training.session import Session
 
 
 class Phases:
-    """Writes a Phase record for each phase of an attempt on this device.
-
-    The allocator's statistics are read where a phase begins and ends and around the probes, outside the time of a step.
-    """
+    """Writes a Phase record for each phase; the allocator's statistics are read outside the time of a step."""
 
     def __init__(self, device: Any, emit: Callable[[Record], None], memory: Any = None) -> None:
         """`memory` stands in for torch.cuda."""

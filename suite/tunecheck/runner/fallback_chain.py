@@ -1,8 +1,4 @@
-"""Out-of-memory fallback: the steps of the chain that a run takes when the GPU's memory runs out.
-
-Every attempt is a fresh process that loads the weights anew. Steps on the GPU add to those before them; a training on
-the CPU is the run as configured, so that its losses are those of a run that began there.
-"""
+"""The steps a run takes, in fresh processes, when GPU memory runs out: they add up; a CPU trains it as configured."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
