@@ -1,7 +1,4 @@
-"""The run that a training's own objects declare, and it as the session that probes know. Imports torch.
-
-`sources` names the object of each expectation, `premises` what is known about each premise of a check, and by whom.
-"""
+"""The run that a training's own objects declare, and it as the session that probes know. Imports torch."""
 
 import re
 import sys
@@ -63,10 +60,7 @@ class WatchedTraining(Training, frozen=False):
 
 
 class WatchedRun(Run, frozen=False):
-    """A training that is not ours, described in the words of a run; RunSnapshot has what its keys mean.
-
-    What is expected of it comes later.
-    """
+    """A training that is not ours, in the words of a run (RunSnapshot has the keys); what is expected comes later."""
 
     tier: Literal["watch"] = "watch"  # type: ignore[assignment]
     strategy: str

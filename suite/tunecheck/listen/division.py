@@ -35,10 +35,7 @@ class Division:
         self._has_factor = math.isclose(factor_of_mean(loss) or 0.0, 1 / micro_batches, rel_tol=SAME)
 
     def divided(self, result: float, call_again: Callable[[Callable[[], float]], float]) -> list[LossDivided]:
-        """Return who has divided the loss, of which the Trainer's step made this; nothing where nobody can tell.
-
-        `call_again` calls what it is given, and puts back what the Trainer counts and logs.
-        """
+        """Return who divided the loss of the Trainer's step, or nothing; `call_again` restores counts and logs."""
         given, several, items = self._given, self._micro_batches, self._items
 
         def again(given: dict[str, Any], items: Any) -> float:

@@ -1,8 +1,4 @@
-"""What `--expect KEY=VALUE` adds to what a training's objects declare. Standard library only.
-
-Each key states how to read its value, which checks it opens, and what it does to the run. `as_expected` judges a key
-that opens no other check.
-"""
+"""What `--expect KEY=VALUE` adds to what a training's objects declare. Standard library only."""
 
 import math
 import re

@@ -94,10 +94,7 @@ def tokenizer_of(trainer: Any) -> Any:
 
 
 def rows_done(trainer: Any, state: Any, trace: Path) -> tuple[float, frozenset[str]]:
-    """Return the share of this epoch that is not to come, and its rows that this command trained before a resume.
-
-    It was done before a resume, or the loader drops it.
-    """
+    """Return the share of this epoch that is done or dropped, and its rows that this command trained beforehand."""
     done, epoch = state.global_step, float(state.epoch or 0)
     share = epoch - math.floor(epoch + 1e-6)
     due = rows_due(trainer, trainer.train_dataset, trainer.args.train_batch_size * trainer.args.world_size)

@@ -1,7 +1,6 @@
 """Wrap training libraries as they are imported. Standard library only, and loaded by file.
 
-TRL, LLaMA-Factory, axolotl, ms-swift and unsloth use or derive from transformers' Trainer. An error in here is told
-in one line and leaves the training alone.
+TRL, LLaMA-Factory, axolotl, ms-swift and unsloth use transformers' Trainer. An error here leaves the training alone.
 """
 
 import atexit

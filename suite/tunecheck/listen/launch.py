@@ -188,8 +188,7 @@ def rows_of(
 ) -> list[RunReport]:
     """Return a row for each training that was heard, judged; one with the reason where there was none.
 
-    `unheard` is that reason, by default what is known of a command that ended with this status. `earlier` are traces
-    that others have left in the folder.
+    `unheard` is that reason, else what the status tells. `earlier` are traces that others have left in the folder.
     """
     rows = []
     for path in sorted({*folder.glob("watch-*.jsonl")}.difference(earlier), key=lambda path: path.stem):

@@ -1,7 +1,4 @@
-"""The moments of a training that is not ours, handed to the probes; their records become its trace.
-
-An error in here is recorded and stops the listening, never the training.
-"""
+"""The moments of a training that is not ours, for the probes. An error here ends the listening, never the training."""
 
 import hashlib
 import json
@@ -86,8 +83,7 @@ _trainings = 0
 class Listener:
     """Listens to one training: `begin`, then for each step `step_begin`, `backward_end`, `step_end`, then `close`.
 
-    What listens to a kind of training derives from it: that hooks the training, in `attach`, fills in the step that is
-    under way, and says when its moments come.
+    A derived class hooks the training, in `attach`, fills in the step under way, and says when its moments come.
     """
 
     def __init__(self, options: Options) -> None:
@@ -223,10 +219,7 @@ class Listener:
             self._append_added()
 
     def read_back_saves(self, model: Any, ids: Any) -> None:
-        """Have what the script merges and saves of this model from now on read back, and compared on these tokens.
-
-        The last look is at the adapters, before they are merged.
-        """
+        """Have what the script merges and saves from now on read back on these tokens; look at the adapters before."""
         saves.PRODUCTS[model] = saves.Product(self.add, ids.cpu(), lambda: self.tried(self.end_of_listening))
 
     def _append_added(self) -> None:

@@ -80,8 +80,7 @@ def drawing(iterator: Any) -> Callable[[Any], None] | None:
 class Evaluations:
     """Passes over loaders, however long the training goes on: whether a model learns in them, and whether it is noisy.
 
-    No forward pass is hooked: between two batches of a model that drops, torch's random state differs, and one that
-    normalises by its batches has counted them.
+    No forward pass is hooked: dropout moves torch's random state between two batches, and batch norm counts them.
     """
 
     def __init__(self, model: Any, noisy: Iterable[Any], steps: Callable[[], int]) -> None:
@@ -178,10 +177,7 @@ def content_of(dataset: Any) -> tuple[str, ...]:
 
 
 def _read(dataset: Any, first: int = 0) -> Iterable[Any]:
-    """Return the columns of a data set, those of tokens alone of one of the library datasets.
-
-    There of the `first` rows, else of three: the first one, one in the middle and the last one.
-    """
+    """Return a data set's columns; of a library's those of tokens, in the `first` rows or first, middle and last."""
     if not _is_table(dataset):
         return _columns(dataset)
     names = [name for name in dataset.column_names or () if name.endswith("_ids")]  # of pairs, too

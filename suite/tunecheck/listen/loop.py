@@ -1,7 +1,6 @@
 """A loop that is not ours and no Trainer's: plain PyTorch, accelerate, Lightning.
 
-Its model and optimizers are found by the first forward pass that learns. This is loaded as torch is imported, and
-imports nothing that the program might not: what hears the steps comes with that pass.
+This is loaded as torch is imported. What hears the steps, and its imports, comes with the first pass that learns.
 """
 
 import os
@@ -136,10 +135,7 @@ class LoopHooks:
             self._begin(args, given)
 
     def _begin(self, args: Any, given: dict[str, Any]) -> None:
-        """Begin to listen, if there is an optimizer already; one made after the first forward waits for the second.
-
-        So does a model of lazy modules, which make their parameters in the first one.
-        """
+        """Begin to listen at the first forward that finds an optimizer and no lazy parameters, which are made in it."""
         from tunecheck.listen.loop_steps import LoopSteps
         from tunecheck.listen.optimizers import optimizers_of
         from tunecheck.probes.reference.measures import looked_once

@@ -1,8 +1,4 @@
-"""Which loss a loop differentiates: its model's own, or a cross entropy that the loop computes.
-
-The tensor's graph leads to the model's loss, or to a negative log-likelihood of the model's logits. Any other way to
-the logits makes the loss unknown.
-"""
+"""Which loss a loop differentiates: its model's own, a cross entropy of its logits, or one that is unknown."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -49,10 +45,7 @@ class Pass:
     """Whether the head was called in it, by itself."""
 
     def returned(self, out: Any, *, of_head: bool = False) -> None:
-        """Note what the model gave back: an output of transformers, a tuple that begins with the loss, or logits.
-
-        A head that is called again, for each part of the positions, gives no logits that could be placed.
-        """
+        """Note what the model gave back; a head called again, for parts of the positions, gives no logits to place."""
         tensors = [part for part in parts_of(out) if isinstance(part, torch.Tensor)]
         self.loss = next((tensor for tensor in tensors[:1] if not tensor.ndim), None)
         given = next((tensor for tensor in tensors if tensor.ndim == 3), None)
@@ -63,8 +56,7 @@ class Pass:
     def placed(self, entropy: Any, tensor: torch.Tensor) -> torch.Tensor | None:
         """Return the labels of a negative log-likelihood, [rows, tokens + 1], each behind the logits that predict it.
 
-        It may cover a stretch of the positions. The loop may count some of them by 0 in the tensor. Return None if its
-        scores are not these logits, or if nothing tells what counts.
+        It may cover a stretch, and count some by 0. None if its scores are not the logits or nothing tells what counts.
         """
         before = entropy.next_functions[0][0]
         while before is not None and before.name() in VIEWS:  # of scores with their classes second

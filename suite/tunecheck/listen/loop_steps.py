@@ -1,8 +1,4 @@
-"""The steps of a loop that is listened to, by the moments that every loop has.
-
-They are the model's forward, `Tensor.backward`, `clip_grad_norm_` and the optimizer's step. A window is all
-micro-batches between two steps. Imports torch; in the watched process only.
-"""
+"""The steps of a loop that is listened to: a window is all micro-batches between two. In the watched process only."""
 
 import gc
 import sys

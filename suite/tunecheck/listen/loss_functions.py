@@ -1,7 +1,4 @@
-"""What the loss functions of a training are given: scores and targets that they expect, or others.
-
-The graph of the loss tells of those that leave something of their own in it.
-"""
+"""What the loss functions of a training are given, by their arguments or their graph: expected or others."""
 
 import math
 import re
@@ -121,10 +118,7 @@ def scores_given(tensor: torch.Tensor, calls: LossCalls) -> ScoresGiven:
 
 
 def _is_flat(softmax: Any) -> bool:
-    """Return whether it is nearly flat at best, but for what a mask hides.
-
-    SimCLR's cosines at a temperature of 0.5 have a range of 4.
-    """
+    """Return whether it is nearly flat but for what a mask hides; SimCLR's cosines at a temperature of 0.5 span 4."""
     within = reach_of(softmax.next_functions[0], masked=True)
     if within is None or within[1] - within[0] >= 0.5:
         return False
@@ -390,10 +384,7 @@ def _unreached(tensor: torch.Tensor, node: Any) -> str | None:
 
 
 def _is_foreign_noise(node: Any) -> bool | None:
-    """Return whether a loss's target is noise that is in nothing its network reads; None where nobody can tell.
-
-    Nor is it in another tensor that lives, as a velocity is made of noise and data.
-    """
+    """Return whether a loss's target is noise that no input and no other tensor holds; None where nobody can tell."""
     edge, target = _output_and_target(node)
     if target is None or target.ndim < 3 or len(target) < FEWEST_TARGETS or not target.is_floating_point():
         return None

@@ -50,8 +50,7 @@ def batch_yielded(_iterator: Any) -> Callable[[Any], None] | None:
 def answers_named(*, searched: bool, decode: Decode) -> tuple[Callable[[str], bool | None], str] | None:
     """Return what tells whether a text holds an answer that the data call the better one, None of others; and where.
 
-    None where no data set has such names. `searched` has the interpreter's own lists of rows looked at, too. `decode`
-    makes text of answers that are token ids.
+    None where no data set has such names. `searched` looks at the interpreter's lists, too; `decode` reads token ids.
     """
     holders = [*_made]
     _made.clear()

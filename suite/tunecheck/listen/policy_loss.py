@@ -17,8 +17,7 @@ MOST_NODES = 2000
 def penalties_of(loss: torch.Tensor) -> ScoresGiven:
     """Return how many divergences from a reference are in a later step's loss, are from itself, or make it smaller.
 
-    Those are exponentials of a fixed likelihood less a learned one, as of GRPO's penalty. A policy's ratio has the
-    learned one first, and is 1 at first.
+    Those are exponentials of a fixed likelihood less a learned one, as GRPO's; a policy's ratio has the learned first.
     """
     found = Counter(functions=0)
     for node in islice(loss_graph.graph_of(loss.grad_fn), MOST_NODES):
@@ -42,10 +41,7 @@ def _pull(loss: torch.Tensor, node: Any) -> int:
 
 
 def bounds_wrongly(loss: torch.Tensor, node: Any) -> bool:
-    """Return whether the smaller loss counts, of a policy's ratios and the same ones clipped.
-
-    The larger one is to (arXiv 1707.06347, equation 7), so that no ratio is worth more than a clipped one.
-    """
+    """Return whether the smaller loss counts of ratios and clipped ones; the larger is to (arXiv 1707.06347, eq. 7)."""
     way = {"MaximumBackward0": -1, "MinimumBackward0": 1}.get(node.name())
     if way is None:
         return False

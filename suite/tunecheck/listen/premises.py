@@ -1,7 +1,4 @@
-"""Who declares the premises of a training that is not ours, or why nobody does: tables, and rules by object.
-
-A rule yields a reason and the premises that it leaves open. Of several reasons for a premise the last one counts.
-"""
+"""Who declares the premises of a training that is not ours, or why nobody does: the last of several reasons counts."""
 
 from collections.abc import Collection, Iterator
 from pathlib import Path

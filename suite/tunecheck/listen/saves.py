@@ -1,7 +1,6 @@
 """What a script writes, merges and saves of a model that it trained. Imports torch; in the watched process only.
 
-Tensors are known by their values, since libraries rename them. A saved or merged model is read back at once, as an
-attempt of the training's own trace.
+Tensors are known by their values, since libraries rename them.
 """
 
 import os
@@ -60,10 +59,7 @@ def trained(model: Any) -> None:
 
 
 def reloading(module: Any, state_dict: Mapping[str, Any], *_: Any, **__: Any) -> None:
-    """A state dict is about to be loaded into this module. Tell where it holds nothing but the module's own tensors.
-
-    Those of a state_dict() that was kept share their memory with the parameters, and have learnt with them.
-    """
+    """A state dict is to be loaded: tell where it holds only the module's own memory, which has learnt with it."""
     for trained in list(_TRAINED.values()):
         held = {id(p): name for name, p in trained.learnt.items()}
         pairs = [(p, state_dict[name]) for name, p in module.named_parameters() if name in state_dict]
@@ -235,10 +231,7 @@ def _is_constant(elements: torch.Tensor) -> bool:
 
 
 def tensors_of(thing: Any, depth: int = 4) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the whole tensors of what is written, by their names, less those of an optimizer's state.
-
-    A sharded one is whole only where every rank asks, and one rank may write alone.
-    """
+    """Yield what is written, less an optimizer's state and sharded tensors, which are whole where all ranks ask."""
     if isinstance(thing, Module):
         thing = thing.state_dict()
     elif isinstance(thing, list | tuple) and not (len(thing) > 16 and isinstance(thing[-1], int | float | str)):

@@ -72,10 +72,7 @@ def shared_loaders() -> list[EvaluationRows]:
 
 
 def called_by_name(module: Any) -> Any:
-    """Return the causal language model whose `forward` the script has called, and that is calling this; None without.
-
-    Its hooks are then passed over, as is the model: the first module to be called is a part of it.
-    """
+    """Return the causal language model around this whose `forward`, past its hooks, the script has called; or None."""
     for frame, _ in walk_stack(None):
         owner = frame.f_locals.get("self") if frame.f_code.co_name == "forward" else None
         if owner is not module and isinstance(owner, torch.nn.Module) and is_causal(owner):
@@ -86,8 +83,7 @@ def called_by_name(module: Any) -> Any:
 def trained_whole(module: Any, *, again: bool = False) -> tuple[Any, str]:
     """Return the module, this or one around it, that holds all that its optimizer trains; or None and why not.
 
-    `again`: it was called before. What it holds was then found, unless it only ever calls that one's `forward`, or
-    torch.compile hides it.
+    `again`: it was called before, and found then, unless it calls that one's `forward` or torch.compile hides it.
     """
     if is_causal(module):
         return module, ""
@@ -149,10 +145,7 @@ def dtype_of(model: Any) -> torch.dtype:
 
 
 def objective_of(model: Any, micro_batches: Iterable[Mapping[str, Any]], trainer: type | None = None) -> str:
-    """Return why this is not the training of a causal language model on its own tokens; "" where it is.
-
-    A Trainer's micro-batches hold the labels; without one a loop may compute its loss from the logits.
-    """
+    """Return why this is not the training of a causal language model on its own tokens; "" where it is."""
     if not (is_causal(model) if trainer is None else is_transformers(model)):
         return f"only its own code defines the rows and the loss of a {type(model).__name__}"
     of_trl = (base.__name__ for base in getattr(trainer, "__mro__", ()) if base.__module__.startswith("trl."))

@@ -1,7 +1,6 @@
 """`--twice`: the command's first steps once more, and from a checkpoint in their middle, before the watched run.
 
-Both runs write into a folder of tunecheck's own and end with their steps. They go first, so that they find the script's
-folders as the watched run does.
+They go first, into a folder of their own, so that they find the script's folders as the watched run does.
 """
 
 import re

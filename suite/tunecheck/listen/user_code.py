@@ -166,8 +166,7 @@ OF_LISTS = tuple(f"_foreach_{name}_" for name in ("add", "clamp_max", "clamp_min
 class UserWrites:
     """Hears who writes to what a model learns, between a step's end and the next forward pass alone.
 
-    Such writes pull slow weights, clip, project, average or add noise. Writes of libraries (loads, initialisations,
-    merges) do not count, nor do values that a tensor had before.
+    Writes of libraries (loads, initialisations, merges) do not count, nor do values that a tensor had before.
     """
 
     def __init__(self, model: Any, failed: Callable[[str], None]) -> None:
