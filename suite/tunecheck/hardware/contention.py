@@ -8,10 +8,7 @@ import psutil
 
 
 class CpuContention:
-    """Processor time used by other processes since this object was made, a hypervisor's steal time included.
-
-    Processes of other containers count: the sums are the machine's. The training's other ranks and `children` do not.
-    """
+    """Processor time of others since this was made: containers and steal time too, other ranks and `children` not."""
 
     def __init__(self, children: Callable[[], Iterable[psutil.Process]] = tuple) -> None:
         self._children = children

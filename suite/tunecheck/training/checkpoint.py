@@ -1,7 +1,4 @@
-"""Checkpoints to resume from, by any number of processes: safetensors and JSON only, never pickle.
-
-Tensors are whole, and the position in the data is counted in rows of all processes.
-"""
+"""Checkpoints to resume from, by any number of processes: whole tensors in safetensors, and JSON, never pickle."""
 
 import json
 from pathlib import Path

@@ -88,8 +88,7 @@ class Batch:
     tokens: int
     """Tokens without padding."""
     position_ids: "torch.Tensor | None" = None
-    """[rows, tokens], where the trainer gives positions of its own: a row then holds several documents, one after the
-    other, each beginning at position 0."""
+    """[rows, tokens], where the trainer gives positions of its own: each document of a row begins at position 0."""
     sees: "torch.Tensor | None" = None
     """[rows, tokens, tokens], whether a position sees another, under a mask that does more than to part documents."""
     content: str = ""
@@ -222,8 +221,7 @@ class Batches:
 def blocks(path: Path, split: str, length: int, tokenizer: Any) -> list[Tokens]:
     """The file's texts, a space between them, as blocks of `length` tokens; what is left at the end is dropped.
 
-    No special token is added. The first token of a block has none before it that would tell it, so it is not
-    supervised. Raises BadRow with file and line for what is no text, and DataError for a file of less than one block.
+    No special token is added, and no first token supervised. Raises BadRow for what is no text, DataError for too few.
     """
     text = " ".join(record["text"] for record in read_records(path, *TEXT))
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]

@@ -43,11 +43,7 @@ def at_work() -> Iterator[None]:
 
 
 def _uncompiled() -> AbstractContextManager[object]:
-    """Have what the script compiled run as it was written in the block.
-
-    torch.compile keeps a few versions of a function, one for each kind of call, and gives up after these: passes of our
-    own would take the training's place.
-    """
+    """Have what the script compiled run as it was written: our passes would use up the versions that torch keeps."""
     if "torch._dynamo.eval_frame" not in sys.modules:
         return nullcontext()
     import torch

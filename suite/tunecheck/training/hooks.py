@@ -1,10 +1,8 @@
 """Hooks in passes that are not ours, behind one guard: an error of our code ends our listening, never the training.
 
 Modules, tensors, optimizers and functions are hooked here alone; a test holds it. What a guarded hook returns is
-dropped, so that it replaces nothing of the training's. An error of the training's own code passes through unchanged.
-
-Nothing is put on the training's objects: a model that is pickled, copied, scripted or sent to another process while it
-is hooked must take nothing of ours with it. One patch of a class looks up what is hooked in a table beside the model.
+dropped. An error of the training's own code passes through unchanged. Nothing is put on the training's objects, which
+may be pickled, copied or scripted while hooked: one patch of a class looks hooks up in a table beside the model.
 """
 
 import functools
@@ -46,10 +44,7 @@ def _out_of_modes() -> AbstractContextManager[object]:
 
 
 def _is_traced() -> Callable[[], bool]:
-    """Return what tells whether torch records the present call, of which it computes nothing that could be read.
-
-    By torch.compile, which answers it, export, jit or the capture of a CUDA graph.
-    """
+    """Return what tells whether torch.compile, export, jit or the capture of a CUDA graph records the present call."""
     torch = sys.modules.get("torch")
     compiling = getattr(getattr(torch, "compiler", None), "is_compiling", bool)
     tracing, cuda = getattr(getattr(torch, "_C", None), "_get_tracing_state", nothing), getattr(torch, "cuda", None)
@@ -360,10 +355,9 @@ def _hook(module: Any, when: str, call: Call, with_kwargs: bool = False, always:
 
 
 def _patch() -> None:
-    """Have every module's call pass through ours.
+    """Have every module's call pass through ours, except within torch.compile.
 
-    The function stays the object that it is: torch.compile knows it, and neither compiles ours nor compiles anything
-    anew when ours is gone. Within what it compiles, and while it does, ours does nothing.
+    The function stays the object that it is, so that nothing is compiled anew when ours is gone.
     """
     import torch
     from torch._C._dynamo import eval_frame as frames
@@ -462,11 +456,7 @@ _stepping = 0
 
 
 def _sweep() -> None:
-    """Take the patch and torch's hooks of optimizers away where nobody needs them any more.
-
-    torch has no hook of an optimizer removed while it runs, which is when listening ends: the next call of a module
-    removes it then.
-    """
+    """Take away the patch, and torch's hooks of optimizers unless they run, where nobody needs them any more."""
     if not _STEPS and not _stepping:
         while _OPTIMIZERS:
             _OPTIMIZERS.pop().remove()

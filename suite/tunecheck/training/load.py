@@ -142,8 +142,7 @@ def _choose_kernels(run: Run, device: torch.device) -> tuple[str, ...]:
 def apply_strategy(model: Any, run: Run) -> Any:
     """Return the model with exactly the tensors of the run's strategy trainable.
 
-    Raises ConfigError with the place of the key where the model lacks what the strategy names, Unsupported where the
-    model cannot be trained so at all.
+    Raises ConfigError where it lacks what the strategy names, Unsupported where it cannot be trained so at all.
     """
     try:
         return STRATEGIES[run.strategy].adapt(model, run)
@@ -159,10 +158,7 @@ def parts_of(
     weights_on: torch.device | None = None,
     adapt: Callable[[Any, Run], Any] = apply_strategy,
 ) -> dict[str, Any]:
-    """The fields of a session that no trainer makes otherwise: model, tokenizer, rows, ranks, what was worked round.
-
-    The base is loaded to `weights_on` where that is not the device, and `adapt` makes the model of it.
-    """
+    """The fields of a session that no trainer makes otherwise; `adapt` makes the model of the base on `weights_on`."""
     torch.manual_seed(run.training.seed)
     precision, tokenizer = resolve_precision(run, device), load_tokenizer(folder)
     base = load_base(run, folder, device if weights_on is None else weights_on, precision)
@@ -180,8 +176,7 @@ def merge(session: Session, saved: Path) -> Any:
     """The session's base with this saved adapter in its weights: no peft left, 4-bit weights unpacked to its dtype.
 
     The session's own model is used up, so that no second base is in memory. A 4-bit base is unpacked first: the adapter
-    was trained beside those values, neither beside the file's nor beside a sum that is rounded to 4 bit again (peft
-    issues 2321 and 1035). Raises ValueError for an adapter that is not finite.
+    was trained beside those values (peft issues 2321 and 1035). Raises ValueError for an adapter that is not finite.
     """
     from peft import PeftModel
 

@@ -112,10 +112,7 @@ def forward(session: Session, batch: Batch, supervised_tokens: int) -> torch.Ten
 def chunked_loss(
     session: Session, batch: Batch, mask: torch.Tensor | None, supervised_tokens: int, chunk_tokens: int
 ) -> torch.Tensor:
-    """The same loss from a part of the logits at a time; backward computes each part again from the hidden states.
-
-    The whole micro-batch's logits would exist three times in fp32 at the peak: 12 bytes x tokens x vocabulary.
-    """
+    """The same loss by parts of the logits: whole they exist three times in fp32, 12 bytes x tokens x vocabulary."""
     decoder, head = session.model.get_decoder(), session.model.get_output_embeddings()
     hidden = decoder(input_ids=batch.input_ids, attention_mask=mask, use_cache=False).last_hidden_state
 
@@ -134,8 +131,7 @@ def chunked_loss(
 def token_weighted_loss(logits: torch.Tensor, labels: torch.Tensor, supervised_tokens: int) -> torch.Tensor:
     """Negative log-likelihood of the supervised tokens over the whole window's number of them.
 
-    Summed over the micro-batches of a window this is the mean over its supervised tokens, however it is split. The
-    average of per-micro-batch means would give short rows too much weight (transformers issue 34191).
+    The average of per-micro-batch means would give short rows too much weight (transformers issue 34191).
     """
     shifted = logits[:, :-1].flatten(0, 1).float()
     total = F.cross_entropy(shifted, labels[:, 1:].flatten(), ignore_index=IGNORED, reduction="sum")
@@ -150,8 +146,7 @@ def clip_gradients(parameters: list[torch.nn.Parameter], max_norm: float | None)
 def evaluate(session: Session, rows: Sequence[Tokens], batch_size: int) -> tuple[float, int]:
     """Mean negative log-likelihood per supervised token in eval mode, and their number. The mode is put back.
 
-    Each rank evaluates its part of the rows, and calls the model as often as the one with the most: of a sharded model
-    every rank has a part that the others need.
+    Each rank calls the model as often as the one with the most rows: others need its part of a sharded model.
     """
     total, tokens = torch.zeros((), dtype=torch.float64, device=session.device), 0
     mine, most = session.ranks.share(rows), math.ceil(len(rows) / session.ranks.count)
@@ -168,10 +163,7 @@ def evaluate(session: Session, rows: Sequence[Tokens], batch_size: int) -> tuple
 
 
 def save_adapter(session: Session, folder: Path) -> None:
-    """Write what was trained as safetensors into this folder, as peft or transformers would read it.
-
-    One rank writes for all; the others return when the files are there.
-    """
+    """One rank writes what was trained as safetensors, as peft or transformers read it; the others wait for it."""
     state = {}
     if session.run.shards_parameters:  # every tensor whole: every rank must ask, and the first one gets them
         from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
@@ -219,8 +211,7 @@ def make_scheduler(optimizer: Any, training: Training) -> Any:
 class PendingSteps:
     """Steps whose numbers are still on the device. Reading them waits for it, so on a GPU they are read in groups.
 
-    They wait in one buffer: a tensor for each of them would make the number of live tensors depend on how many steps
-    wait, and a healthy run of five to nine steps would seem to leak three tensors a step.
+    They wait in one buffer: a tensor for each would look like a leak in a healthy run of five to nine steps.
     Time is that of the training alone: what the probes do in the middle of a step lies between `pause` and `resume`.
     """
 

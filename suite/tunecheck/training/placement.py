@@ -1,8 +1,6 @@
 """Where the parts of a training on a GPU lie: what the backward pass needs, or all that learns, in the CPU's memory.
 
-Neither changes what is computed: FSDP2 on a single rank gathers a layer whole before it is used, and a tensor that went
-to the CPU and came back is the same bits. Imports torch; child process only.
-What is not offered, and why, stands in docs/fallback.md.
+Neither changes what is computed. docs/fallback.md says what is not offered, and why.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,8 +25,7 @@ def home(run: Run, device: torch.device) -> torch.device:
 def offload_parameters(model: Any, device: torch.device) -> None:
     """Parameters, gradients and so the optimizer's state lie on the CPU; a layer is on the device while it is used.
 
-    FSDP2's fully_shard on one rank, a group for each decoder layer and one for the rest. The parameters are DTensors
-    afterwards, each whole on this rank (`tunecheck.training.tensors.whole`). Call it before the optimizer is made.
+    FSDP2 makes DTensors of the parameters, each whole on this rank. Call it before the optimizer is made.
     """
     from torch.distributed.fsdp import CPUOffloadPolicy, register_fsdp_forward_method
 
@@ -49,8 +46,7 @@ def as_forward(model: Any, function: Callable[[], torch.Tensor]) -> torch.Tensor
 def activations_on_cpu(model: Any) -> AbstractContextManager[None]:
     """What autograd saves in this context lies on the CPU until the backward pass asks for it, weights left out.
 
-    torch's save_on_cpu would copy each weight too, once for every layer that multiplies with it, and make slices
-    contiguous: then a recomputed product may take another kernel, whose last bits differ.
+    torch's save_on_cpu would copy weights for every layer, and make slices contiguous: last bits could then differ.
     """
     weights = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers())}
 
@@ -80,10 +76,7 @@ def _copied(tensor: torch.Tensor, device: torch.device, *, pinned: bool = False)
 
 @contextmanager
 def where_evaluated(session: Session) -> Iterator[None]:
-    """In this context the session is where the run evaluates; afterwards it is back, every weight to the last bit.
-
-    The optimizer's state stays where the training is. Raises Unsupported where torch sees no such device.
-    """
+    """Have the session where the run evaluates, then back to the last bit. Raises Unsupported without such a device."""
     trains_on = session.device
     if session.run.evaluation.device == "training":
         yield

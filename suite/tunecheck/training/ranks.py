@@ -1,8 +1,4 @@
-"""The processes of one training: which one this is, and what they exchange. Imports torch; child process only.
-
-Each process, a rank, trains on its share of the micro-batches; torch's DistributedDataParallel or FSDP2 averages the
-gradients.
-"""
+"""The processes, or ranks, of one training: which one this is, and what they exchange. Child process only."""
 
 import time
 from collections.abc import Sequence
@@ -28,11 +24,7 @@ _waited_seconds = 0.0
 
 
 def join(run: Run, device: str) -> None:
-    """Join the process group of this run's ranks, as torchrun's environment names it.
-
-    A collective waits as long as the attempt may take: what hangs is named at the deadline, and a rank that is only
-    slow must not fail.
-    """
+    """Join this run's process group. A collective waits as long as the attempt may take: a slow rank must not fail."""
     global _waited_seconds
     begun = time.perf_counter()
     distributed.init_process_group(BACKEND[device], timeout=timedelta(seconds=run.deadline))

@@ -24,11 +24,7 @@ EXACT = {"none", "ieee"}
 
 @contextmanager
 def model_mode(model: Any, training: bool) -> Iterator[None]:
-    """Run the block in train mode or in eval mode, and leave the model as it was found.
-
-    Each module's mode, not the root's for all: `model.train(was_training)` would repair a single module that a bug left
-    in eval mode, and so hide it.
-    """
+    """Run the block in train or eval mode, then give each module its own: one that a bug left in eval mode stays so."""
     with as_found(model):
         model.train(training)
         yield
@@ -38,10 +34,9 @@ def model_mode(model: Any, training: bool) -> Iterator[None]:
 def as_found(model: Any) -> Iterator[None]:
     """Put back after the block what calls of the model leave behind: in buffers, and in attributes of its modules.
 
-    Modes, peft's switches, a carried state, a cache, a list that grows, another tensor as buffer, a generator, and what
-    plain objects among these hold. Parameters, submodules and hooks lie in tables of their own, which stay as they are.
-    So do the parameters' values. Their attributes are put back: bitsandbytes' 8-bit weights hand theirs to their layer
-    in the first pass. So is requires_grad, which peft sets in each adapter that it makes active.
+    Parameters, submodules and hooks lie in tables of their own, which stay as they are; so do the parameters' values.
+    Their attributes are put back: bitsandbytes' 8-bit weights hand theirs to their layer in the first pass, and peft
+    sets requires_grad in each adapter that it makes active.
     """
     holders = [held for module in model.modules() for held in (vars(module), module._buffers)]
     # flat: a dictionary of each of some thousand modules would have the garbage collector go through all objects
@@ -132,8 +127,7 @@ def own_gradients(parameters: Sequence[torch.Tensor]) -> AbstractContextManager[
 def without_adapters(model: Any) -> Iterator[None]:
     """Switch peft's adapters off in the block. Those that were off stay off after it, and what was frozen stays frozen.
 
-    peft's own context enables every layer when it ends. Layers whose adapters are merged raise RuntimeError: peft would
-    take the adapters out of their weights, and put back others.
+    peft's own context enables every layer when it ends, and changes merged ones, for which this raises RuntimeError.
     """
     layers = [module for module in model.modules() if hasattr(module, "_disable_adapters")]
     if merged := sum(bool(getattr(layer, "merged", False)) for layer in layers):
@@ -255,10 +249,7 @@ def without_repacking(model: Any) -> AbstractContextManager[None]:
 
 
 def adapted_layers(model: Any) -> dict[str, Any]:
-    """Return the layers of `model` that hold an adapter of any kind of peft's, by their names.
-
-    peft is not imported for it, which takes 4 s: without it a model has none of its layers.
-    """
+    """Return the layers of `model` that hold an adapter, by name, without an import of peft, which takes 4 s."""
     peft: Any = sys.modules.get("peft.tuners.tuners_utils")
     if peft is None:
         return {}

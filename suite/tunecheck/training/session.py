@@ -22,10 +22,7 @@ def _lacking(*_: Any) -> Any:
 
 @dataclass(slots=True, kw_only=True)
 class Session:
-    """Everything one training consists of, handed from the backend to the probes.
-
-    The backend's loop reaches every part through this object, so that a probe sees what is really used.
-    """
+    """Everything one training consists of; the loop reaches every part here, so that a probe sees what is used."""
 
     run: Run
     device: torch.device
@@ -67,11 +64,9 @@ class Session:
     entry: Any = None
     """The module that each pass calls, where it is not the model."""
     replay: Callable[[], float] | None = None
-    """The trainer's own passes over the present window, once more: its loss, the gradients added to the parameters'.
-    None where they cannot be made again."""
+    """The trainer's own passes over the window again: its loss, gradients added to the parameters'; None without."""
     answers_named: Callable[..., tuple[Callable[[str], bool | None], str] | None] | None = None
-    """What finds the answers that the data call better and worse, as listen.named_answers does; None where nothing can.
-    """
+    """What finds the answers that the data call better and worse, as listen.named_answers; None where nothing can."""
 
     @property
     def called(self) -> Any:

@@ -18,11 +18,7 @@ def is_encoded(tensor: Any) -> bool:
 
 
 def whole(tensor: Any) -> torch.Tensor:
-    """Return the tensor itself; of a DTensor, as FSDP2 makes of parameters, all of it: every rank must ask.
-
-    On one rank that is the part here, and no copy. A sparse tensor, as the gradient of a table may be, is made dense,
-    and an encoded one decoded.
-    """
+    """Return the tensor, dense and decoded; of a DTensor all of it: every rank must ask, and one alone gets no copy."""
     if hasattr(tensor, "to_local"):
         tensor = tensor.to_local() if tensor.device_mesh.size() == 1 else tensor.full_tensor()
     elif is_encoded(tensor):

@@ -1,9 +1,7 @@
 """transformers' Trainer: its own loop, loss, optimizer, schedule, evaluation and checkpoints, looked at from outside.
 
-Only what it is given is ours: the model, the rows in the order of seed and step, and the collator. Its callbacks
-announce the moments. `on_pre_optimizer_step` comes when the gradients are clipped already, so the end of the backward
-pass is announced where accelerate unscales them. To replace a part of the training, replace it on `session.trainer`:
-the session's fields show what the Trainer uses.
+Its callbacks announce the moments. `on_pre_optimizer_step` comes when the gradients are clipped already, so the end of
+the backward pass is announced where accelerate unscales them. `session.trainer` is where to replace a part.
 """
 
 import json
@@ -50,10 +48,7 @@ def build(run: Run, folder: Path, device: torch.device) -> Session:
 def session_around(
     make: Callable[[Any, Batches, str], Any], run: Run, folder: Path, device: torch.device, as_dataset: Any = list
 ) -> Session:
-    """A session around the Trainer that `make` returns for model, batches and precision.
-
-    `as_dataset` makes of rows what its `evaluate` wants.
-    """
+    """A session around the Trainer that `make` returns; `as_dataset` makes of rows what its `evaluate` wants."""
     parts = parts_of(run, folder, device)
     if run.processes > 1:
         parts["workarounds"] += (WRAPPED,)

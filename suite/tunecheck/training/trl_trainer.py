@@ -1,8 +1,4 @@
-"""TRL's SFTTrainer: its own data preparation, collator, fused loss and evaluation over transformers' Trainer.
-
-It is given tokens and which of them are the answer's; labels and padding are its own. The rest is
-`tunecheck.training.transformers_trainer`, whose callbacks announce the moments of this one too.
-"""
+"""TRL's SFTTrainer: its own data preparation, collator, labels, loss and evaluation over transformers' Trainer."""
 
 from collections.abc import Sequence
 from pathlib import Path

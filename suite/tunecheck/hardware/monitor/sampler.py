@@ -1,8 +1,7 @@
 """Sampling process: reads one GPU a few times a second and prints records, one JSON line each.
 
-`python -m tunecheck.hardware.monitor.sampler UUID`. It prints the GPU's health and a first sample, then reads lines
-from its standard input: a process id starts the sampling for that process, the end of the input ends it with health and
-a sample again. It ends with its parent, too. The training process never waits for it.
+`python -m tunecheck.hardware.monitor.sampler UUID` prints the GPU's health and a first sample, then samples for each
+process id that it reads, and prints both again at the end of its input. It ends with its parent, too.
 """
 
 import contextlib
