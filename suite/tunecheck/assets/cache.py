@@ -103,10 +103,9 @@ class Shelf(Frozen):
 
 @contextmanager
 def shelf(model: str, *, kind: str = "models", lock_seconds: float = LOCK_SECONDS) -> Iterator[Shelf]:
-    """Lock the cache entry of this name and `kind` for this process; remove what dead processes left half-built.
+    """Lock the cache entry of this name and `kind`, if it can be written; remove what dead processes left half-built.
 
-    An entry that is there and may not be written needs no lock: nobody changes it. Raises WeightsUnavailable when the
-    cache, or a file in the block, cannot be used, and when another process holds the lock too long.
+    Raises WeightsUnavailable for a cache, or a file in the block, that cannot be used, and a lock held too long.
     """
     folder = cache_folder().absolute() / kind / model
     lock = OwnedLock(folder / ".lock")

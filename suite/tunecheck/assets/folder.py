@@ -117,9 +117,8 @@ def note_repair(folder: Path, damage: str, before: tuple[str, ...] = ()) -> None
 
 
 def verified(folder: Path, kind: Callable[..., K]) -> tuple[K, dict[str, tuple[int, str]]]:
-    """Return the sealed origin, of this kind, and each file's bytes and SHA-256, after verifying the files.
+    """Return the sealed origin, of this kind, and each file's bytes and SHA-256, kept while size, times and inode are.
 
-    A file whose size, times and inode are those of its last verification is not read again; any other is hashed anew.
     Raises WeightsDamaged for an altered file, FileNotFoundError for a missing one.
     """
     record = read_json(folder / MANIFEST)

@@ -156,9 +156,8 @@ def downloaded(
 ) -> Path:
     """Return what `fetch`, a function of the hub library, downloads of this revision; anew if `again`.
 
-    The hub is asked about this repository (of `kind` "model" or "dataset") once before: the hub library would ask one
-    that does not answer for minutes, and wait for as long as one says that was asked too often. `name` and
-    `needed_bytes` are for messages. Raises PassedOver.
+    The hub is asked about this repository (of `kind` "model" or "dataset") before: the library would wait minutes for
+    one that does not answer. `name` and `needed_bytes` are for messages. Raises PassedOver.
     """
     from huggingface_hub import HfApi, constants
 

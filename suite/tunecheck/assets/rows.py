@@ -1,7 +1,6 @@
 """Rows of a data set: from the hub where configured and available, else the files of its YAML.
 
-From the hub comes one file at a pinned revision, Alpaca's JSON list of {"instruction", "input", "output"}, converted
-once to two splits in the cache that share no text.
+From the hub comes one pinned file, Alpaca's JSON list, converted once to two splits that share no text.
 """
 
 import dataclasses

@@ -1,7 +1,4 @@
-"""The argument parser of all commands, and the place where errors become messages and exit statuses.
-
-Standard output and error may be closed, full, or left by their reader: a command goes on, and says it at its end.
-"""
+"""The argument parser of all commands, and the place where errors become messages and exit statuses."""
 
 import argparse
 import contextlib
@@ -172,10 +169,7 @@ class _Unbroken(io.FileIO):
 
 @contextlib.contextmanager
 def guarded() -> Iterator[Callable[[], OSError | None]]:
-    """Guard the process's own standard output and error; those that a test has put in their place are left alone.
-
-    Yield a function that returns why standard output, or a part of it, did not arrive; None where all of it did.
-    """
+    """Guard the process's own standard streams, not a test's; yield what returns why output did not arrive, or None."""
     closed = _fill()
     before, taken = {}, dict[str, _Unbroken]()
 

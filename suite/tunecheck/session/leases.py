@@ -1,8 +1,7 @@
 """GPU leases: one run at a time on each GPU, across the workers and sessions of this machine.
 
-A lease is a lock on a file in the cache folder, named after the UUID of the GPU or MIG instance; the kernel releases it
-with its process. Sessions that share no cache folder do not see each other's leases: their memory on a GPU then counts
-like that of any other process.
+A lease is a lock on a file in the cache folder, named after the UUID of the GPU or MIG instance; it ends with its
+process. Sessions that share no cache folder see no leases of each other's, but their memory on a GPU.
 """
 
 import time
@@ -35,9 +34,8 @@ class Cards(Frozen):
 
     @contextmanager
     def lease(self, run: Run) -> Iterator[tuple[Gpu, ...]]:
-        """Lease the GPUs that the run needs while the block is executed; none for a run on the CPU.
+        """Lease the GPUs that the run needs while the block is executed, the smallest ones; none for a run on the CPU.
 
-        The smallest with enough memory are taken, so that large ones stay free; while too many are leased, this waits.
         Raises MachineTooSmall when too few have enough memory, SuiteError after `wait_seconds` and without a cache.
         """
         with ExitStack() as leases:
