@@ -221,7 +221,7 @@ class Batches:
 def blocks(path: Path, split: str, length: int, tokenizer: Any) -> list[Tokens]:
     """The file's texts, a space between them, as blocks of `length` tokens; what is left at the end is dropped.
 
-    No special token is added, and no first token supervised. Raises BadRow for what is no text, DataError for too few.
+    No special token is added, and no first token supervised. Raises BadRow for what is no text, DataError for less.
     """
     text = " ".join(record["text"] for record in read_records(path, *TEXT))
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]

@@ -76,7 +76,7 @@ def _copied(tensor: torch.Tensor, device: torch.device, *, pinned: bool = False)
 
 @contextmanager
 def where_evaluated(session: Session) -> Iterator[None]:
-    """Have the session where the run evaluates, then back to the last bit. Raises Unsupported without such a device."""
+    """Put the session where the run evaluates, then back, to the last bit. Raises Unsupported without such a device."""
     trains_on = session.device
     if session.run.evaluation.device == "training":
         yield
