@@ -142,8 +142,7 @@ def disk_full_is_said(model: str, folder: Path, needed_bytes: int) -> Iterator[N
     except Exception as error:
         if not is_disk_full(error):
             raise
-        there = next(path for path in (folder, *folder.parents) if path.exists())
-        free_bytes = shutil.disk_usage(there).free
+        free_bytes = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
         raise WeightsUnavailable(
             f"{model}: no space left in {folder}: about {needed_bytes:,} bytes are needed, {free_bytes:,} are free. "
             "What to do: free space, or set TUNECHECK_CACHE (for downloads from the hub also HF_HOME) to a larger disk."

@@ -117,7 +117,7 @@ def note_repair(folder: Path, damage: str, before: tuple[str, ...] = ()) -> None
 
 
 def verified(folder: Path, kind: Callable[..., K]) -> tuple[K, dict[str, tuple[int, str]]]:
-    """Return the sealed origin, of this kind, and each file's bytes and SHA-256, kept while size, times and inode are.
+    """Return the sealed origin, of this kind, and each file's bytes and SHA-256, read if size, times or inode changed.
 
     Raises WeightsDamaged for an altered file, FileNotFoundError for a missing one.
     """
@@ -241,8 +241,7 @@ def parameter_count(folder: Path, *, tied: bool) -> int:
                 sizes |= {name: math.prod(file.get_slice(name).get_shape()) for name in names}
         except SafetensorError as error:
             problem = f"its {path.stat().st_size} bytes are no whole safetensors file ({error})"
-            remedy = f"delete it and copy or download it again into {path.parent}"
-            raise damaged(path, problem, remedy) from error
+            raise damaged(path, problem, f"delete it and copy or download it again into {path.parent}") from error
     # Old LLaMA files carry the rotary frequencies, which are a buffer.
     counted = (name for name in sizes if not name.endswith("rotary_emb.inv_freq"))
     return sum(sizes[name] for name in counted if not (tied and name == "lm_head.weight"))

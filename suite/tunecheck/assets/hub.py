@@ -136,11 +136,10 @@ def _delivered(source: HubSource, wanted: Wanted, notes: tuple[str, ...] = ()) -
             expected |= dict.fromkeys(weight_files(snapshot), source.sha256)
         differences = check_fit(snapshot, wanted.model, source.id, exact=False)
         origin = wanted.origin("hub", source.id, source.revision, notes=(*notes, *differences))
-        remedy = f"delete {snapshot} with its blobs (`hf cache`), fetch again"
         with wanted.shelf.building(target, needed_bytes=0) as built:
             for name in names:
                 (built / name).symlink_to(snapshot.resolve() / name)
-            seal(built, origin, expected, remedy=remedy)
+            seal(built, origin, expected, remedy=f"delete {snapshot} with its blobs (`hf cache`), fetch again")
 
     return wanted.shelf.keep(target, link, open_sealed, offline)
 

@@ -145,8 +145,7 @@ def _judge(options: argparse.Namespace) -> int:
     files = [file for path in options.trace or [_last_session()] for file in _traces(path)]
     ignore = read_ignored(options.ignore)
     traces = [read(file).answered(ignore, strict=options.strict) for file in files]
-    pairs = zip(traces, files, strict=True)
-    runs = [judged_again(trace, options.set, trace_file=str(path)) for trace, path in pairs]
+    runs = [judged_again(trace, options.set, trace_file=str(path)) for trace, path in zip(traces, files, strict=True)]
     # as the session itself said: a run that was interrupted, or killed with its session, is no run that failed
     interrupted = any(run.interrupted for run in runs)
     command = shown(["tunecheck", "judge", *map(str, files)])
@@ -196,8 +195,7 @@ def _history(options: argparse.Namespace) -> None:
     if run and not entries:
         _none_yet(run, options)
         return
-    show = partial(print_entries, run, entries) if run else partial(print_last, entries)
-    answer(options, entries, show)
+    answer(options, entries, partial(print_entries, run, entries) if run else partial(print_last, entries))
 
 
 def _compare(options: argparse.Namespace) -> int:

@@ -257,8 +257,7 @@ def _watch(options: argparse.Namespace) -> int:
     from tunecheck.report.page import PAGE_FILE, page_html
     from tunecheck.report.terminal import print_changes, print_report
 
-    script = next((word for word in command if word.endswith(".py")), command[0])
-    settings = settings_for(script, Path.cwd())
+    settings = settings_for(next((word for word in command if word.endswith(".py")), command[0]), Path.cwd())
     steps = next(number for number in (options.steps, settings.steps, 10) if number is not None)
     if steps < 2:
         where = f"{ANSWERS_FILE}: steps" if options.steps is None else "--steps"
@@ -330,8 +329,7 @@ def _fleet(options: argparse.Namespace) -> int:
     from tunecheck.fleet.session import FleetSession, gathered
     from tunecheck.report.fleet import FLEET_PAGE, print_fleet, watcher
 
-    request = _request(options)
-    session = FleetSession(request, at_once=options.at_once, wait_seconds=options.wait)
+    session = FleetSession(_request(options), at_once=options.at_once, wait_seconds=options.wait)
     console = Console()
     if options.judge:
         report = session.judged(gathered(session.folder, options.nodes, options.wait))

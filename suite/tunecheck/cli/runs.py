@@ -175,8 +175,7 @@ def _estimate(options: argparse.Namespace) -> None:
 def _strategies(options: argparse.Namespace) -> int:
     model = load_model(options.model)
     counts = count_all(model, rank=options.rank, targets=options.targets.split(","))
-    result = {"model": model.name, "strategies": counts}
-    answer(options, result, lambda console: print_counts(model, counts, console))
+    answer(options, {"model": model.name, "strategies": counts}, lambda console: print_counts(model, counts, console))
     return Exit.MISCONFIGURED if any(count.refused for count in counts if count.options) else Exit.PASS
 
 

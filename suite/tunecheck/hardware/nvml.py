@@ -132,8 +132,7 @@ def describe(error: Any) -> NvmlView:
     code: int = error.value
     if code == _NO_LIBRARY_CODE:
         return _NO_UTILITIES if has_device() else _NO_LIBRARY
-    unknown = f"NVML answers with error {code} ({error})"
-    return _FAULTS.get(code, fault(NvmlState.OTHER, unknown, _ASK_THE_DRIVER))
+    return _FAULTS.get(code, fault(NvmlState.OTHER, f"NVML answers with error {code} ({error})", _ASK_THE_DRIVER))
 
 
 @contextmanager

@@ -62,8 +62,7 @@ def _answered(finding: Finding) -> tuple[str, str]:
     if finding.status is Status.UNJUDGED:  # of expectations by which it may be judged all the same
         keys = [f"--expect {key}=..." for key, one in EXPECTATIONS.items() if finding.check in one.opens]
         return f"unjudged: {finding.detail}" + (f"; declare it with {' '.join(keys)}" if keys else ""), finding.check
-    states = {Status.PASSED: "passed", Status.SUSPECTED: "SUSPECTED"}
-    return states.get(finding.status, "FAILED"), finding.check
+    return {Status.PASSED: "passed", Status.SUSPECTED: "SUSPECTED"}.get(finding.status, "FAILED"), finding.check
 
 
 def _not_asked(name: str, features: frozenset[str]) -> tuple[str, str]:

@@ -137,8 +137,7 @@ def _likeness(node: Any, other: Any) -> str:
         return ""
     if torch.equal(node._saved_self, other._saved_self):
         return "again"
-    several = target.numel() >= FEWEST_TARGETS and len(target.unique()) > 1
-    made = _part_of(node) if several else None
+    made = _part_of(node) if target.numel() >= FEWEST_TARGETS and len(target.unique()) > 1 else None
     return "parts_alike" if made is not None and made == _part_of(other) else ""
 
 
@@ -374,8 +373,7 @@ def _unreached(tensor: torch.Tensor, node: Any) -> str | None:
         return None
     slack = MOST_DIFFERENCE * (1 + max(abs(end) for end in within if math.isfinite(end)))
     outside = (target < within[0] - slack) | (target > within[1] + slack)
-    edges = [GradientEdge(*edge)]
-    found = loss_graph.gradients(tensor, edges) if 2 * outside.sum() > target.numel() else None
+    found = loss_graph.gradients(tensor, [GradientEdge(*edge)]) if 2 * outside.sum() > target.numel() else None
     learned = None if found is None else found[0] != 0
     if learned is None or 2 * (outside & learned).sum() <= learned.sum():
         return ""

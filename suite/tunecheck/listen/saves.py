@@ -374,8 +374,7 @@ def _reading(model: Any, heard: Product, folder: Path) -> Callable[[Any], None]:
             again = kind.from_pretrained(folder, torch_dtype=model.dtype, local_files_only=True).to(model.device)
         difference = min(relative_difference(_logits(again, heard.ids), each) for each in functions)
         files = tuple(sorted(path.name for path in folder.iterdir() if path.is_file()))
-        seen = ReadBack(files=files, logit_difference=difference, adapter_effect=None)
-        heard.tell(seen, time.monotonic() - begun)
+        heard.tell(ReadBack(files=files, logit_difference=difference, adapter_effect=None), time.monotonic() - begun)
 
     return read
 
