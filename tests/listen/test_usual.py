@@ -632,8 +632,18 @@ def test_a_schedule_is_stepped(stepped, heard):
     assert finding.status is (Status.SUSPECTED if stepped == "never" else Status.PASSED), finding.detail
 
 
+class Alone(torch.optim.lr_scheduler.LRScheduler):
+    """A schedule that holds no optimizer."""
+
+    def __init__(self):
+        """Hold nothing."""
+
+    def step(self, epoch=None):
+        """Change nothing."""
+
+
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
-@pytest.mark.parametrize("made_of", ["the same", "another", "one that steps, too", "another model's"])
+@pytest.mark.parametrize("made_of", ["the same", "another", "one that steps, too", "another model's", "none"])
 def test_a_schedule_is_made_of_the_optimizer_that_steps(made_of, heard):
     """Or of one that holds other tensors, or steps as well."""
     model, other = Net(), Net()
@@ -650,7 +660,10 @@ def test_a_schedule_is_made_of_the_optimizer_that_steps(made_of, heard):
             schedule.step()
             optimizer.zero_grad()
 
+    if made_of == "none":
+        schedule = Alone()
     finding = heard("calls_in_order", train)
+    assert finding.status is not Status.UNJUDGED, finding.detail
     assert ("schedule changes the rate of an optimizer that" in finding.detail) == (made_of == "another")
     assert (finding.status is Status.SUSPECTED) == (made_of == "another"), finding.detail
 

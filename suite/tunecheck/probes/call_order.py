@@ -191,10 +191,9 @@ class CallOrderProbe(Probe[CallOrder]):
 
     def _stands_still(self, optimizer: Any) -> bool:
         """Return whether another optimizer of the same tensors has not stepped so far."""
-        tensors = [
-            {id(p) for group in one.param_groups for p in group["params"]} for one in (optimizer, self._optimizer)
-        ]
-        return optimizer not in self._others and not tensors[0].isdisjoint(tensors[1])
+        own = {id(p) for group in self._optimizer.param_groups for p in group["params"]}
+        groups = getattr(optimizer, "param_groups", ())  # a schedule of the script's own may have no optimizer
+        return optimizer not in self._others and any(id(p) in own for group in groups for p in group["params"])
 
     def _on_step(self, optimizer: Any, *_: Any) -> None:
         if self._is_own(optimizer):
