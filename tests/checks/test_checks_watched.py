@@ -107,6 +107,8 @@ MEANT = {
     ("labels_as_configured", "prompts that show their answers"),
     ("labels_as_configured", "answers that begin astray"),
     ("labels_as_configured", "answers without their beginning"),
+    ("labels_as_configured", "prompts like answers"),
+    ("rows_reach_loss", "prompts like answers"),
     ("loss_receives_logits", "a temperature for a scale"),
     ("loss_receives_logits", "one loss twice"),
     ("loss_receives_logits", "a target that learns"),
@@ -392,6 +394,7 @@ FAULTS = {
         "answers that begin astray": lambda: watched(rows(begun_astray=24)),
         "prompts that show their answers": lambda: watched(rows(answers_shown=24)),
         "answers without their beginning": lambda: watched(rows(begun_late=2)),
+        "prompts like answers": lambda: watched(rows(prompts_share=0.6)),
         "another model's tokenizer": lambda: watched(e.BaseTokens(tokens=60, other=40, example="'a' is 3, and 5")),
         "labels of long rows cut off": lambda: watched(
             spans(lambda number: {"column": 45, "behind": number - 15, "ended": False} if number > 15 else {})
@@ -520,6 +523,7 @@ FAULTS = {
         "tags one late": lambda: watched(positions(marked=24, tags_late=23)),
         "tags counted by words": lambda: watched(positions(marked=24, split=12, tags_counted=12)),
         "answers from their third token on": lambda: of_unknown_labels(used(begun_late=2)),
+        "prompts like answers": lambda: of_unknown_labels(used(prompts_share=0.6)),
     },
     "no_target_leakage": {
         "a mask that is a token": lambda: watched(positions(masked=40, masks_asked=4)),

@@ -956,15 +956,16 @@ class InParts(Reader):
 PAD, END, TEMPLATE = 0, 1, (2, 3, 4)
 
 
-def answers(*, end=True, at=0, inverted=False):
-    """Return tokens and labels of rows with an answer behind a template, learned from its token `at` on."""
+def answers(*, end=True, at=0, inverted=False, whole=False):
+    """Return tokens and labels of rows with an answer behind a template, learned from its token `at` on, or whole."""
     rows, labels = [], []
     for _ in range(6):
-        prompt = [*torch.randint(5, TOKENS, (4,)).tolist(), *TEMPLATE]
+        prompt = [*torch.randint(5, TOKENS, (int(torch.randint(3, 6, ())),)).tolist(), *TEMPLATE]
         answer = torch.randint(5, 12, (int(torch.randint(5, 11, ())),)).tolist() + [END] * end
         learned = [*[-100] * (len(prompt) + at), *answer[at:]]
         rows.append(torch.tensor(prompt + answer))
-        labels.append(torch.tensor([*prompt, *[-100] * len(answer)] if inverted else learned))
+        learned = [*prompt, *[-100] * len(answer)] if inverted else prompt + answer if whole else learned
+        labels.append(torch.tensor(learned))
     padded = nn.utils.rnn.pad_sequence
     return padded(rows, True, float(PAD)), padded(labels, True, -100.0)
 
@@ -978,6 +979,7 @@ def answers(*, end=True, at=0, inverted=False):
         ({}, "no_loss_on_padding", ""),
         ({"inverted": True}, "rows_reach_loss", "rows are learned from their first token on, and none to its end"),
         ({"at": 2}, "rows_reach_loss", "the first 2 tokens of every answer, behind the template, are not learned"),
+        ({"whole": True}, "rows_reach_loss", "of the learned tokens are prompt, before the template's end"),
         ({"end": False}, "written_answers_end", "answers end with a token that others have within"),
         ({"shift": 2}, "no_target_leakage", "have the token after the next one as their target"),
         ({"padding": True}, "no_loss_on_padding", "of the gradient is at"),

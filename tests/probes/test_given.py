@@ -14,6 +14,7 @@ from tunecheck.probes.reference.given import (
     begun_late,
     end_tokens,
     padded_before,
+    prompts_share,
     stand_still,
     starts_twice,
 )
@@ -324,3 +325,23 @@ def test_answers_that_begin_on_both_sides_of_a_templates_end(learned_from, found
         rows.append((tuple(ids[:start]), tuple(ids[start:])))
     assert begun_astray(rows) == found
     assert not begun_astray(rows[:4])
+
+
+@pytest.mark.parametrize(
+    ("header", "mark", "found"),
+    [((7, 8, 9), (2,), True), ((7, 8, 9), (4, 5, 6, 2), True), ((), (2,), False), ((), (4, 5, 6, 2), False)],
+    ids=["an end", "a long end", "no template", "a long end alone"],
+)
+def test_prompts_that_are_learned_like_their_answers(header, mark, found):
+    """Told by a piece that all rows have once, at differing places, with answers that differ behind it."""
+    rows, share = [], 0.0
+    for at in range(12):
+        question, answer = [*range(100 + 40 * at, 110 + 41 * at)], [*range(1000 + 40 * at, 1020 + 40 * at)]
+        rows.append(Row(ids := [BOS, 20, 21, 22, *question, *header, *answer, *mark], ids, [1] * len(ids)))
+        share += (len(ids) - len(answer) - len(mark)) / 12 / len(ids)
+    assert all(row.is_whole for row in rows)
+    whole = [row.tokens for row in rows]
+    assert (abs(prompts_share(whole) - share) < 0.05) is found
+    assert bool(prompts_share(whole)) is found
+    assert prompts_share(whole[:4]) == prompts_share([*whole, None]) == 0
+    assert not Row(ids, [IGNORED] * 3 + ids[3:], [1] * len(ids)).is_whole

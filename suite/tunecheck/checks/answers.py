@@ -15,7 +15,9 @@ from tunecheck.core.row_spans import (
     ENOUGH,
     LABELS_SHIFTED,
     MAY_BEGIN_LATE,
+    MAY_LEARN_PROMPTS,
     PADDING_LEARNED,
+    PROMPTS_WHOLE,
     row_problems,
 )
 from tunecheck.core.trace import Trace
@@ -86,7 +88,8 @@ class LabelsAsConfigured(Check):
     needs = ROWS_KNOWN | {"user_code"}
     meaning = f"""{LABEL_CAUSES[LABELS_SHIFTED]} {LABEL_CAUSES[PADDING_LEARNED]} {ENDS_MASKED} {LABELS_CUT} The response
     template does not match some rows. {PROMPTS_LEARNED} {ANSWER_MASKED} {OTHER_TOKENIZER}
-    {" ".join(cause for *_, cause in DOUBTFUL.values())} {BEGUN_LATE}"""
+    {" ".join(cause for *_, cause in DOUBTFUL.values())} {BEGUN_LATE}
+    {PROMPTS_WHOLE}"""
     remedy = """Compare labels with tokens: run tunecheck rows. Mask padding by the attention mask, not by the token id.
     Give the tokenizer a padding token of its own. Check the collator and the template's {% generation %} marks."""
 
@@ -96,6 +99,9 @@ class LabelsAsConfigured(Check):
     """Share of the tokens that have another id in the base model's tokenizer."""
     max_doubtful_share: float = 0.75
     """Share of the rows with the same oddity. A few rows may quote a special token."""
+
+    max_prompts_share: float = 0.25
+    """Share of the supervised tokens before the end of a template, in rows that are supervised in full."""
 
     def judge(self, trace: Trace) -> Finding:
         windows, seen = trace.all(evidence.Window), trace.one(evidence.RowsGiven)
@@ -136,6 +142,10 @@ class LabelsAsConfigured(Check):
             if (found := getattr(seen, field)) >= ENOUGH and found > (limit := self.max_doubtful_share) * len(rows):
                 detail = f"{found} of {len(rows)} {detail}"
                 return self.at_most(found / len(rows), limit, detail, meant=meant, causes=[cause])
+        if seen.prompts_share > self.max_prompts_share and not told:
+            detail = f"{seen.prompts_share:.0%} of the supervised tokens are prompt, before the template's end"
+            share, causes = seen.prompts_share, [PROMPTS_WHOLE]
+            return self.at_most(share, self.max_prompts_share, detail, meant=MAY_LEARN_PROMPTS, causes=causes)
         fine = f"{seen.rows} rows, {seen.end_tokens_supervised} of their ends supervised"
         if doubtful and not told:
             return self.unless({unseen: ENDS_MASKED}, fine, compared=seen.rows, meant=ENDS_OTHERWISE)

@@ -6,7 +6,7 @@ from tunecheck.core.check import Check, enough, required, worst_of
 from tunecheck.core.evidence import CallOrder, CutOff, PositionGradients, RowsUsed, StepInputs, TokensLearned
 from tunecheck.core.finding import Finding
 from tunecheck.core.premises import Premise
-from tunecheck.core.row_spans import BEGUN_LATE, MAY_BEGIN_LATE
+from tunecheck.core.row_spans import BEGUN_LATE, MAY_BEGIN_LATE, MAY_LEARN_PROMPTS, PROMPTS_WHOLE
 from tunecheck.core.trace import Trace
 
 SHIFTED_TWICE = "The data set or the collator shifts labels, and the loss shifts them again."
@@ -165,7 +165,7 @@ class RowsReachLoss(Check):
     needs = frozenset({"user_code"})
     convention = "a later part of each row may be context for nothing, such as turns that are not learned"
     meaning = f"""A causal model's first position is used as the summary of its row, as in BERT. Or the index of the
-    last token counts from the wrong end. {INVERTED} {BEGUN_LATE} {DETACHED} {ONE_SIDED}
+    last token counts from the wrong end. {INVERTED} {BEGUN_LATE} {PROMPTS_WHOLE} {DETACHED} {ONE_SIDED}
     {TAGS_OFF}"""
     remedy = "Use the last token of each row, at attention_mask.sum(1) - 1 if rows are padded on the right, or a mean."
 
@@ -177,6 +177,8 @@ class RowsReachLoss(Check):
     """Steps that must each leave a pass without a gradient."""
     min_rows: int = 8
     """Rows, all learned only at their beginning, or tagged rows needed for a share."""
+    max_prompts_share: float = 0.25
+    """Share of the learned tokens before the end of a template, in rows that are learned in full."""
     max_off_share: float = 0.9
     """Share of the tagged rows. A mark may be tagged as well, and some rows end with an untagged part of a word."""
 
@@ -194,6 +196,10 @@ class RowsReachLoss(Check):
             if used.begun_late:
                 detail = f"the first {used.begun_late} tokens of every answer, behind the template, are not learned"
                 return self.at_most(used.begun_late, 0, detail, meant=MAY_BEGIN_LATE, causes=[BEGUN_LATE])
+            if used.prompts_share > self.max_prompts_share:
+                detail = f"{used.prompts_share:.0%} of the learned tokens are prompt, before the template's end"
+                share, causes = used.prompts_share, [PROMPTS_WHOLE]
+                return self.at_most(share, self.max_prompts_share, detail, meant=MAY_LEARN_PROMPTS, causes=causes)
             if used.beginnings == used.rows >= self.min_rows:
                 detail = f"all {used.rows} rows are learned from their first token on, and none to its end"
                 return self.at_most(used.rows, 0, detail, causes=[INVERTED])

@@ -9,6 +9,8 @@ LABELS_SHIFTED = "labels are the next tokens"
 PADDING_LEARNED = "padding is supervised"
 BEGUN_LATE = "The mask's prompt length is longer than the prompt in the row."
 MAY_BEGIN_LATE = "a field of one length may stand between a template and each answer"
+PROMPTS_WHOLE = "Nothing sets the labels of prompts to -100, so the loss counts them like answers."
+MAY_LEARN_PROMPTS = "a model may learn prompts as text, if answers are short"
 ENOUGH, ALIKE = 8, 0.9
 """Rows of which a share says something, and the share that has something in common which is then no accident."""
 ROWS_OF_AN_ORDER = 6

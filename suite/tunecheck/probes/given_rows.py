@@ -57,6 +57,8 @@ class GivenRowsProbe(Probe[Window | RowsGiven | RowSpans | BaseTokens]):
         self._starts: list[Ids] = []
         self._before_answers: set[Ids] = set()
         self._answered: list[tuple[Ids, Ids]] = []
+        self._whole: list[Ids | None] = []
+        """Rows all of which is learned; None for the others."""
         self._micro_batches = 0
         self._ends, self._marks = given.end_tokens(session.tokenizer, session.model)
         self._start = getattr(session.tokenizer, "bos_token_id", None)
@@ -92,6 +94,7 @@ class GivenRowsProbe(Probe[Window | RowsGiven | RowSpans | BaseTokens]):
                 self._beginnings.append(row.beginning)
                 self._first_positions.append(as_given.first_position)
                 self._before_answers |= {row.before_answer} - {()}
+                self._whole.append(row.tokens if row.is_whole else None)
                 self._answered += [row.prompt_and_answer(self._marks)] if row.before_answer else []
                 named = self._padding not in (None, self._start, *self._ends) and not spans[-1].ended
                 self._counts["padding_ends"] += named and as_given.padding_ends(self._padding)
@@ -137,6 +140,7 @@ class GivenRowsProbe(Probe[Window | RowsGiven | RowSpans | BaseTokens]):
             begun_late=given.begun_late(self._before_answers),
             answers_shown=given.answers_shown(self._answered),
             begun_astray=given.begun_astray(self._answered),
+            prompts_share=given.prompts_share(self._whole),
             **self._counts,
             expected={key: tuple(texts) for key, texts in self._unmet.items()},
         )

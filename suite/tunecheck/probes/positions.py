@@ -22,7 +22,15 @@ from tunecheck.core.premises import Premise
 from tunecheck.models.layer_names import as_written, hides_calls, is_pretrained, text_config
 from tunecheck.probes.reference import padded
 from tunecheck.probes.reference.forwards import parts_of
-from tunecheck.probes.reference.given import Row, begun_late, counted_by_words, end_tokens, ends_of, special_tokens
+from tunecheck.probes.reference.given import (
+    Row,
+    begun_late,
+    counted_by_words,
+    end_tokens,
+    ends_of,
+    prompts_share,
+    special_tokens,
+)
 from tunecheck.probes.reference.loss_graph import Scored, scores_of
 from tunecheck.probes.reference.own_tokens import FEWEST_TELLING, Call, Raised, raised_by, tokens_and_numbers
 from tunecheck.training.data import IGNORED, Batch
@@ -141,6 +149,7 @@ class PositionProbe(Probe[PositionGradients | RowsUsed]):
             rows=len(rows),
             beginnings=sum(row.is_beginning for row in rows),
             begun_late=begun_late({row.before_answer for row in rows} - {()}),
+            prompts_share=prompts_share([row.tokens if row.is_whole else None for row in rows]),
             # a model of transformers may have written its rows itself, up to some length
             **ends_of([] if self._models else rows),
         )

@@ -139,6 +139,8 @@ class RowsGiven(Record):
     """Tokens by which all answers begin behind what stands in front of each, as the end of a template does."""
     answers_shown: int = 0
     begun_astray: int = 0
+    prompts_share: float = 0.0
+    """Of rows that are all learned whole, the share of tokens in front of the end of their template; 0 without one."""
     padding_ends: int = 0
     expected: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Expectation of the learned text to what rows learn that do not meet it; only those that could be compared."""
@@ -288,6 +290,8 @@ class RowsUsed(Record):
     """Those of them that end with the most frequent last token."""
     loose: int
     """Those of them whose last token stands between others in an answer, as no end token does."""
+    prompts_share: float = 0.0
+    """As in RowsGiven."""
 
 
 class EvaluationRows(Record):

@@ -85,6 +85,11 @@ class Row:
             yield "positions do not count up"
 
     @property
+    def is_whole(self) -> bool:
+        """Return whether all of the row is learned, but for its first token and an end that is masked as padding."""
+        return len(self.kept) > 2 and {*range(1, len(self.kept) - 1)} <= {*self.learned}
+
+    @property
     def is_beginning(self) -> bool:
         """Return whether the row is learned from its first token on, and none of its last tokens is."""
         return 1 in self.learned and self.learned[-1] < len(self.kept) - TAIL
@@ -222,19 +227,35 @@ def begun_astray(rows: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> int
     A piece of it stands in each row once. Answers that begin rightly stand behind one such piece at one distance.
     """
     different, astray = [*dict.fromkeys(rows)], 0
-    texts = [prompt + answer for prompt, answer in different]
-    pieces = {*_pieces_of(texts[0])} if len(texts) >= FEWEST_ROWS else set()
-    for text in texts:  # of rows without a template nothing is left after a few
-        times = Counter(piece for piece in _pieces_of(text) if piece in pieces) if pieces else Counter()
-        pieces = {piece for piece, number in times.items() if number == 1}
-    for piece in pieces:
-        ends = [next(at for at, each in enumerate(_pieces_of(text)) if each == piece) + TEMPLATE_END for text in texts]
+    for ends in _template_ends([prompt + answer for prompt, answer in different]):
         apart = [len(prompt) - end for (prompt, _), end in zip(different, ends, strict=True)]
         sides = sum(by < -1 for by in apart), sum(by > 1 for by in apart)
         if 2 * max(Counter(apart).values()) > len(apart):
             return 0
         astray = max(astray, sum(sides) if min(sides) >= FEWEST_RUNS else 0)
     return astray
+
+
+def prompts_share(rows: Collection[tuple[int, ...] | None]) -> float:
+    """Return which share of rows that are learned whole stands in front of a template's end; 0 without one.
+
+    None stands for a row that is not. A template's beginning stands at one place in all rows, and behind a mark of the
+    end nothing differs.
+    """
+    texts = [row for row in dict.fromkeys(rows) if row is not None] if None not in rows else []
+    told = [ends for ends in _template_ends(texts) if len({*ends}) > 1]
+    told = [ends for ends in told if len({text[end:] for text, end in zip(texts, ends, strict=True)}) > 1]
+    return max(map(sum, told), default=0) / max(1, sum(map(len, texts)))
+
+
+def _template_ends(texts: Sequence[tuple[int, ...]]) -> Iterator[list[int]]:
+    """Yield where each of these rows has the end of a piece that every one of them has once, for each such piece."""
+    pieces = {*_pieces_of(texts[0])} if len(texts) >= FEWEST_ROWS else set()
+    for text in texts:  # of rows without a template nothing is left after a few
+        times = Counter(piece for piece in _pieces_of(text) if piece in pieces) if pieces else Counter()
+        pieces = {piece for piece, number in times.items() if number == 1}
+    for piece in pieces:
+        yield [next(at for at, each in enumerate(_pieces_of(text)) if each == piece) + TEMPLATE_END for text in texts]
 
 
 def _pieces_of(tokens: Sequence[int]) -> Iterator[tuple[int, ...]]:
