@@ -156,6 +156,8 @@ MEANT = {
     ("schedule_ends", "a decay of epochs in each step"),
     ("schedule_ends", "a slower one"),
     ("schedule_ends", "never stepped"),
+    ("values_used", "a length that masks nothing"),
+    ("values_used", "a result dropped"),
     ("settings_usual", "a share that is kept"),
     ("settings_usual", "betas exchanged"),
     ("settings_usual", "norms decay"),
@@ -280,6 +282,16 @@ def given(**numbers):
     return e.SettingsGiven(settings=tuple(settings))
 
 
+def source(*unused):
+    """Two modules of the script's own that do not use this."""
+    return e.SourceRead(files=2, unused=unused)
+
+
+def unused(kind, name):
+    """A value of one of them."""
+    return e.UnusedValue(kind=kind, name=name, file="train.py", line=45)
+
+
 def taken(**changes):
     """A schedule that ends with the training, but for these."""
     return e.ScheduleTaken(**{"made_for": 12, "taken": 12, "optimizer_steps": 12, "warmup": 2, **changes})
@@ -351,6 +363,7 @@ def watched(*records):
     usual += [written(), e.PairsGiven(step=0, pairs=24, alike=3), preferring(24, 0), loaded(), handed_out()]
     usual += [
         given(lora_scale=2.0, dropout=0.1, adam_rate=1e-3),
+        source(),
         taken(),
         *inputs(),
         e.EvaluationRows(rows=50, among=3, trained=400),
@@ -621,6 +634,10 @@ FAULTS = {
         "norms decay": lambda: watched(given(norm_decay=0.01)),
         "betas exchanged": lambda: watched(given(adam_beta1=0.999, adam_beta2=0.9)),
         "not a number": lambda: watched(given(lora_scale=math.nan)),
+    },
+    "values_used": {
+        "a length that masks nothing": lambda: watched(source(unused("variable", "prompt_len"))),
+        "a result dropped": lambda: watched(source(unused("result", "labels.masked_fill(...)"))),
     },
     "workers_differ": {
         "all rows from each": lambda: watched(handed_out(rounds=8, distinct=8, alike=8)),

@@ -56,7 +56,7 @@ def of_caller() -> Iterator[UserCode]:
     """Yield the line of the script that is being executed: the innermost one that is no library's."""
     for frame, line in walk_stack(sys._getframe(1)):
         code = frame.f_code
-        if _is_users(code.co_filename):
+        if is_users(code.co_filename):
             written = UserCode(role="script", name=code.co_name, file=code.co_filename, line=line)
             with suppress(OSError):  # a notebook's cell, say, that nobody keeps
                 written = _with_source(written, frame)
@@ -99,7 +99,7 @@ def code_of(role: str, value: Any) -> UserCode | None:
         value = type(value)
     try:
         file = inspect.getsourcefile(value) or ""
-        if not _is_users(file):
+        if not is_users(file):
             return None
         lines, first = inspect.getsourcelines(value)
     except (TypeError, OSError):
@@ -108,7 +108,8 @@ def code_of(role: str, value: Any) -> UserCode | None:
     return _with_source(UserCode(role=role, name=value.__qualname__, file=file, line=first + defined), value)
 
 
-def _is_users(file: str) -> bool:
+def is_users(file: str) -> bool:
+    """Return whether this is a file of the script's own: of no library that is installed, and none of ours."""
     path = Path(file).resolve()
     if not path.exists() or any(path.is_relative_to(folder) for folder in (*LIBRARIES, SUITE, sys.prefix)):
         return False

@@ -1,5 +1,7 @@
 """A training that is not ours: its settings, what it reported, saved and evaluated."""
 
+from typing import Literal
+
 from tunecheck.core.frozen import Frozen, Record
 
 
@@ -29,6 +31,25 @@ class SettingsGiven(Record):
     """The numbers that a training's own objects were given, each once."""
 
     settings: tuple[Setting, ...]
+
+
+UnusedKind = Literal["variable", "parameter", "result", "option"]
+
+
+class UnusedValue(Frozen):
+    """What a script's source computes, or is given, and never uses."""
+
+    kind: UnusedKind
+    name: str
+    file: str
+    line: int
+
+
+class SourceRead(Record):
+    """The script's own modules, as far as they could be read."""
+
+    files: int
+    unused: tuple[UnusedValue, ...]
 
 
 class Rates(Record):

@@ -1,0 +1,151 @@
+"""What the script's own source computes and never uses. Reads files alone, and runs nothing of them."""
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from tunecheck.core.evidence import SourceRead, UnusedKind, UnusedValue
+from tunecheck.listen.user_code import is_users
+
+MOST_FILES, MOST_BYTES = 64, 1 << 18
+"""Modules of the script's own that are read, and the size of each."""
+
+
+def _words(*words: str) -> re.Pattern[str]:
+    """Return what finds one of these among the words of a name."""
+    return re.compile(rf"(?i)(?<![a-z])({'|'.join(words)})(?![a-z])")
+
+
+OF_ROWS = "masks?", "labels?", "targets?", "neg", "negatives?", "rejected", "chosen", "optimizer", "scheduler"
+OF_LOSSES = "loss(es)?", "weights?", "logps", "log_?probs?", "rewards?", "advantages?", "kl", "penalty", "nois[ey]d?"
+OF_NUMBERS = "lens?", "lengths?", "lr", "rate", "scale", "scaling", "ratio", "temperature", "dropout", "eos", "ref"
+UNPACKED, NAMED = _words(*OF_ROWS), _words(*OF_ROWS, *OF_LOSSES, *OF_NUMBERS)
+"""Names of what a training is made of: among several values that a call returns, and by themselves."""
+OPTIONS = _words(*OF_LOSSES, *OF_NUMBERS, "decay", "warm_?up", "clip", "norm", "smoothing", "epochs", "accumulation")
+COUNTED = _words("seq", "max", "min", "best", "batch", "total", "num", "n", "original", "avg", "prev", "last")
+"""Names of what scripts count, log or put aside, used or not."""
+RETURNS = {
+    *("masked_fill", "clamp", "detach", "view", "reshape", "squeeze", "unsqueeze", "transpose", "permute", "roll"),
+    *("flip", "log_softmax", "softmax", "strip", "lower", "replace", "remove_columns", "rename_column", "select"),
+    *("train_test_split", "fillna", "dropna", "reset_index", "shuffle", "filter", "map"),
+}
+"""Methods of tensors, strings, tables and data sets that return what they make, and change nothing."""
+IN_PLACE = re.compile(r"(?i)random|rng|pool|executor|inplace|\b(np|os|shutil)\b")
+"""Of whose methods, or with which argument, that is not so."""
+BASES = {"object", "Module", "Dataset", "IterableDataset", "ABC"}
+"""Bases of classes that do not say what their methods are given."""
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+Found = Iterator[tuple[UnusedKind, str, int]]
+"""Kind of each unused value, its name and its line."""
+
+
+def unused_values() -> Iterator[SourceRead]:
+    """Yield what the script's own modules, as far as they are imported, compute without using it."""
+    files = dict.fromkeys(str(getattr(module, "__file__", None) or "") for module in [*sys.modules.values()])
+    sources = {file: Path(file) for file in files if file.endswith(".py") and is_users(file)}
+    trees = dict[str, ast.Module]()
+    for file, path in [*sources.items()][:MOST_FILES]:
+        try:
+            text = path.read_bytes()
+            trees[file] = ast.parse(text if len(text) <= MOST_BYTES else b"")
+        except (OSError, SyntaxError, ValueError, RecursionError):  # of another Python, or changed since
+            continue
+    if trees:
+        yield SourceRead(files=len(trees), unused=tuple(_of_trees(trees)))
+
+
+def _of_trees(trees: dict[str, ast.Module]) -> Iterator[UnusedValue]:
+    read = {name for tree in trees.values() for name in _read(tree)}
+    for file, tree in trees.items():
+        held = {id(method): kind for kind in ast.walk(tree) if isinstance(kind, ast.ClassDef) for method in kind.body}
+        for node in ast.walk(tree):
+            for kind, name, line in _of_node(node, read, held.get(id(node))):
+                yield UnusedValue(kind=kind, name=name, file=Path(file).name, line=line)
+
+
+def _of_node(node: ast.AST, read: set[str], owner: ast.ClassDef | None) -> Found:
+    if isinstance(node, Function) and not (used := {*_read(node)}) & {"locals", "exec", "eval"}:
+        yield from _assigned(node, used)
+        yield from _parameters(node, used, owner)
+    elif isinstance(node, ast.Module):
+        yield from _assigned(node, read)
+    elif isinstance(node, ast.Expr):
+        yield from _dropped(node)
+    elif isinstance(node, ast.Call):
+        yield from _options(node, read)
+
+
+def _read(tree: ast.AST) -> Iterator[str]:
+    """Yield all names that are read, of variables, attributes and columns, and those that are declared outside."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name | ast.Attribute) and not isinstance(node.ctx, ast.Store):
+            yield node.id if isinstance(node, ast.Name) else node.attr
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+        elif isinstance(node, ast.Global | ast.Nonlocal):
+            yield from node.names
+        elif isinstance(node, ast.alias):
+            yield node.name
+        elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+            yield node.target.id
+
+
+def _within(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield what belongs to a function or a module itself, and not to those inside."""
+    for child in ast.iter_child_nodes(node):
+        yield child
+        if not isinstance(child, Function | ast.Lambda | ast.ClassDef):
+            yield from _within(child)
+
+
+def _assigned(scope: ast.AST, used: set[str]) -> Found:
+    for node in _within(scope):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.For) else []
+        for target in targets:
+            alone = isinstance(target, ast.Name)
+            names = (
+                part for part in ast.walk(target) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)
+            )
+            for name in names if not alone or isinstance(node, ast.Assign) else ():
+                if name.id not in used and _tells(name.id, NAMED if alone else UNPACKED):
+                    yield "variable", name.id, name.lineno
+
+
+def _parameters(function: Function, used: set[str], owner: ast.ClassDef | None) -> Found:
+    bases = {ast.unparse(base).rpartition(".")[2] for base in owner.bases} if owner else set[str]()
+    stub = all(isinstance(statement, ast.Pass | ast.Raise | ast.Expr) for statement in function.body)
+    if function.decorator_list or stub or not bases <= BASES:
+        return  # somebody else says what they are given
+    for given in (*function.args.args, *function.args.kwonlyargs):
+        if given.arg not in used and _tells(given.arg, NAMED):
+            yield "parameter", given.arg, given.lineno
+
+
+def _dropped(statement: ast.Expr) -> Found:
+    call = statement.value
+    method = call.func if isinstance(call, ast.Call) else None
+    if isinstance(method, ast.Attribute) and method.attr in RETURNS and not IN_PLACE.search(ast.unparse(call)):
+        yield "result", f"{ast.unparse(method)}(...)", call.lineno
+
+
+def _options(call: ast.Call, read: set[str]) -> Found:
+    """Yield an option that the command gives and that nothing reads; all are read where they are passed on whole."""
+    if not isinstance(call.func, ast.Attribute) or call.func.attr != "add_argument":
+        return
+    if any(keyword.arg in ("dest", "action") for keyword in call.keywords) or read & {
+        "vars",
+        "__dict__",
+        "_get_kwargs",
+    }:
+        return
+    for flag in (given.value for given in call.args if isinstance(given, ast.Constant)):
+        name = str(flag).lstrip("-").replace("-", "_")
+        told = any(given.partition("=")[0] == flag for given in sys.argv[1:])
+        if told and str(flag).startswith("--") and name not in read and _tells(name, OPTIONS):
+            yield "option", str(flag), call.lineno
+
+
+def _tells(name: str, of: re.Pattern[str]) -> bool:
+    return not name.startswith("_") and of.search(name) is not None and COUNTED.search(name) is None
