@@ -46,6 +46,9 @@ def read(tmp_path, monkeypatch, *sources, options=()):
         ("def rows(x):\n    x.masked_fill(x, -100)\n    return x", [("result", "x.masked_fill(...)")]),
         ("def rows(x):\n    x = x.masked_fill(x, -100)\n    return x", []),
         ("def rows(x):\n    random.shuffle(x)\n    x.fillna(0, inplace=True)\n    return x", []),
+        ("optimizer.step", [("result", "optimizer.step")]),
+        ("optimizer.step()\nfigure.axes", []),
+        ("loss == loss / 4", [("result", "loss == loss / 4")]),
         ("RATE = 3e-4", [("variable", "rate".upper())]),  # what this file has as a string is read
         ("RATE = 3e-4\nadam(lr=RATE)", []),
         ("p.add_argument('--kl_scaling', type=float)", [("option", "--kl_scaling")]),

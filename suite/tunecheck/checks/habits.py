@@ -355,7 +355,7 @@ class SettingsUsual(Check):
 UNUSED = {
     "variable": ("computes", "is never read"),
     "parameter": ("is given", "is never read"),
-    "result": ("calls", "returns a new value, which is dropped"),
+    "result": ("makes", "changes nothing in place, and is dropped"),
     "option": ("is given", "is never read"),
 }
 """Kind of an unused value to what the script does with it, and what is wrong."""

@@ -34,6 +34,8 @@ RETURNS = {
 """Methods of tensors, strings, tables and data sets that return what they make, and change nothing."""
 IN_PLACE = re.compile(r"(?i)random|rng|pool|executor|inplace|\b(np|os|shutil)\b")
 """Of whose methods, or with which argument, that is not so."""
+CALLED = {"step", "zero_grad", "backward", "train", "eval", "update"}
+"""Methods that do nothing without their parentheses."""
 BASES = {"object", "Module", "Dataset", "IterableDataset", "ABC"}
 """Bases of classes that do not say what their methods are given."""
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -128,6 +130,8 @@ def _dropped(statement: ast.Expr) -> Found:
     method = call.func if isinstance(call, ast.Call) else None
     if isinstance(method, ast.Attribute) and method.attr in RETURNS and not IN_PLACE.search(ast.unparse(call)):
         yield "result", f"{ast.unparse(method)}(...)", call.lineno
+    elif isinstance(call, ast.Compare) or (isinstance(call, ast.Attribute) and call.attr in CALLED):
+        yield "result", ast.unparse(call), call.lineno
 
 
 def _options(call: ast.Call, read: set[str]) -> Found:
