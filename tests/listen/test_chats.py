@@ -75,7 +75,8 @@ def row_of(how, number, tokenizer):
 @pytest.mark.parametrize(
     ("how", "told"),
     [
-        *(("the answer", ""), ("all", ""), ("a learned end is padding", ""), ("the answer is quoted", "")),
+        ("all", "of the supervised tokens are prompt"),
+        *(("the answer", ""), ("a learned end is padding", ""), ("the answer is quoted", "")),
         ("the answer is shown", "contain their answer in the prompt"),
         ("the header", "have the mark that begins the model's turn supervised"),
         ("user and answer", "the user's turns supervised"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-import textwrap
 
 import pytest
 
@@ -12,15 +11,18 @@ from tunecheck.listen.unused_values import unused_values
 
 
 def read(tmp_path, monkeypatch, *sources, options=()):
-    """Import these sources as modules of a script's; return what they do not use, by kind and name."""
+    """Have the last of these sources be what trains; return what they do not use, by kind and name."""
     monkeypatch.setattr(sys, "argv", ["train.py", *options])
+    names = {}
     for number, source in enumerate(sources):
         path = tmp_path / f"own_{number}.py"
-        path.write_text(textwrap.dedent(source), encoding="utf-8")
-        spec = importlib.util.spec_from_file_location(f"own_{number}", path)
-        monkeypatch.setitem(sys.modules, spec.name, importlib.util.module_from_spec(spec))
-    (seen,) = unused_values()
-    return [(value.kind, value.name) for value in seen.unused if value.file.startswith("own_")]
+        path.write_text(source, encoding="utf-8")
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        own = {"__file__": str(path), **names}
+        names[path.stem] = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, path.stem, names[path.stem])
+    begin = eval("lambda train: [*train()]", own)
+    return [(value.kind, value.name) for seen in begin(unused_values) for value in seen.unused]
 
 
 @pytest.mark.parametrize(
@@ -46,6 +48,8 @@ def read(tmp_path, monkeypatch, *sources, options=()):
         ("def rows(x):\n    x.masked_fill(x, -100)\n    return x", [("result", "x.masked_fill(...)")]),
         ("def rows(x):\n    x = x.masked_fill(x, -100)\n    return x", []),
         ("def rows(x):\n    random.shuffle(x)\n    x.fillna(0, inplace=True)\n    return x", []),
+        ("train_data.shuffle(seed=1)", [("result", "train_data.shuffle(...)")]),
+        ("hooks.detach()\ndraw.shuffle(rows)\nself.detach()", []),
         ("optimizer.step", [("result", "optimizer.step")]),
         ("optimizer.step()\nfigure.axes", []),
         ("loss == loss / 4", [("result", "loss == loss / 4")]),

@@ -3,8 +3,13 @@
 import ast
 import re
 import sys
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
+from traceback import walk_stack
+from types import ModuleType
+from typing import Any
 
 from tunecheck.core.evidence import SourceRead, UnusedKind, UnusedValue
 from tunecheck.listen.user_code import is_users
@@ -28,11 +33,13 @@ COUNTED = _words("seq", "max", "min", "best", "batch", "total", "num", "n", "ori
 """Names of what scripts count, log or put aside, used or not."""
 RETURNS = {
     *("masked_fill", "clamp", "detach", "view", "reshape", "squeeze", "unsqueeze", "transpose", "permute", "roll"),
-    *("flip", "log_softmax", "softmax", "strip", "lower", "replace", "remove_columns", "rename_column", "select"),
-    *("train_test_split", "fillna", "dropna", "reset_index", "shuffle", "filter", "map"),
+    *("flip", "log_softmax", "softmax", "strip", "lower", "remove_columns", "rename_column", "train_test_split"),
+    *("fillna", "dropna", "reset_index"),
 }
-"""Methods of tensors, strings, tables and data sets that return what they make, and change nothing."""
-IN_PLACE = re.compile(r"(?i)random|rng|pool|executor|inplace|\b(np|os|shutil)\b")
+OF_DATA, DATA = {"shuffle", "filter", "map", "select"}, re.compile(r"(?i)data|ds\b|set\b|train|val|test|split")
+"""Methods of tensors, strings and tables that return what they make, and change nothing; and those of data sets, which
+have such names."""
+IN_PLACE = re.compile(r"(?i)random|rng|pool|executor|hook|handle|\b(self|np)\.\w+\(|inplace")
 """Of whose methods, or with which argument, that is not so."""
 CALLED = {"step", "zero_grad", "backward", "train", "eval", "update"}
 """Methods that do nothing without their parentheses."""
@@ -44,18 +51,31 @@ Found = Iterator[tuple[UnusedKind, str, int]]
 
 
 def unused_values() -> Iterator[SourceRead]:
-    """Yield what the script's own modules, as far as they are imported, compute without using it."""
-    files = dict.fromkeys(str(getattr(module, "__file__", None) or "") for module in [*sys.modules.values()])
-    sources = {file: Path(file) for file in files if file.endswith(".py") and is_users(file)}
+    """Yield what the script's own modules that train, and those that they import, compute without using it."""
     trees = dict[str, ast.Module]()
-    for file, path in [*sources.items()][:MOST_FILES]:
+    for file in islice(_files(frame.f_globals for frame, _ in walk_stack(sys._getframe(1))), MOST_FILES):
         try:
-            text = path.read_bytes()
+            text = Path(file).read_bytes()
             trees[file] = ast.parse(text if len(text) <= MOST_BYTES else b"")
         except (OSError, SyntaxError, ValueError, RecursionError):  # of another Python, or changed since
             continue
     if trees:
         yield SourceRead(files=len(trees), unused=tuple(_of_trees(trees)))
+
+
+def _files(namespaces: Iterable[dict[str, Any]]) -> Iterator[str]:
+    """Yield the files of these modules of the script's, and of what they import."""
+    seen, waiting = set[str](), deque(namespaces)
+    while waiting:
+        held = waiting.popleft()
+        file = str(held.get("__file__") or "")
+        if file in seen or not file.endswith(".py") or not is_users(file):
+            continue
+        seen.add(file)
+        yield file
+        for value in [*held.values()]:
+            name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+            waiting.append(vars(sys.modules.get(name, ast)) if isinstance(name, str) else {})
 
 
 def _of_trees(trees: dict[str, ast.Module]) -> Iterator[UnusedValue]:
@@ -128,8 +148,10 @@ def _parameters(function: Function, used: set[str], owner: ast.ClassDef | None) 
 def _dropped(statement: ast.Expr) -> Found:
     call = statement.value
     method = call.func if isinstance(call, ast.Call) else None
-    if isinstance(method, ast.Attribute) and method.attr in RETURNS and not IN_PLACE.search(ast.unparse(call)):
-        yield "result", f"{ast.unparse(method)}(...)", call.lineno
+    if isinstance(method, ast.Attribute) and not IN_PLACE.search(ast.unparse(call)):
+        of_data = method.attr in OF_DATA and DATA.search(ast.unparse(method.value))
+        if of_data or (method.attr in RETURNS and not isinstance(method.value, ast.Call)):
+            yield "result", f"{ast.unparse(method)}(...)", call.lineno
     elif isinstance(call, ast.Compare) or (isinstance(call, ast.Attribute) and call.attr in CALLED):
         yield "result", ast.unparse(call), call.lineno
 
