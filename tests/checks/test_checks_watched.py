@@ -45,6 +45,8 @@ MEANT = {
     ("batches_change", "one timestep"),
     ("batches_change", "targets in another order"),
     ("batches_change", "one text"),
+    ("batches_change", "equal texts with other targets"),
+    ("batches_change", "one rating"),
     ("rows_whole", "beginnings cut off"),
     ("rows_whole", "most answers cut off"),
     ("rows_whole", "some answers cut off"),
@@ -474,6 +476,15 @@ FAULTS = {
         ),
         "one view twice": lambda: watched(
             *(e.StepInputs(step=step, digests=(f"batch {step}",), twins=True if step else None) for step in range(4))
+        ),
+        "equal texts with other targets": lambda: watched(
+            *(e.StepInputs(step=n, digests=(f"batch {n}",), known=4, contrary=3) for n in range(4))
+        ),
+        "one rating": lambda: watched(
+            *(
+                e.StepInputs(step=n, digests=(f"batch {n}",), answers=4, answers_from=10.0, answers_to=10.0)
+                for n in range(4)
+            )
         ),
         "one text": lambda: watched(
             *(

@@ -224,3 +224,27 @@ def test_the_texts_of_the_rows_differ(index, told, tmp_path):
 
     assert (finding.status is Status.SUSPECTED) == bool(told)
     assert told in finding.detail
+
+
+@pytest.mark.parametrize(
+    ("labels", "texts", "told"),
+    [
+        (lambda number: number % 7 / 7, lambda number: number, ""),
+        (lambda number: number % 24 % 7 / 7, lambda number: number % 24, ""),
+        (lambda number: number % 7 / 7, lambda number: number % 8, "whose text came before have another target now"),
+        (lambda number: 0.5, lambda number: number, "the targets of all rows are 0.5"),
+    ],
+    ids=["other texts", "texts again", "texts without their answers", "one rating"],
+)
+def test_targets_of_a_regression(labels, texts, told, tmp_path):
+    """A text has one target, and texts have several."""
+    torch.manual_seed(0)
+    size = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = BertForSequenceClassification(BertConfig(vocab_size=300, num_labels=1, **size))
+    ids = torch.randint(1, 300, (48, 9))
+    rows = [(ids[texts(number)], torch.tensor([labels(number)])) for number in range(48)]
+    losses = (model(input_ids=batch, labels=y).loss for batch, y in DataLoader(rows, batch_size=8))
+    finding = found(model, losses, tmp_path)
+
+    assert (finding.status is Status.SUSPECTED) == bool(told), finding.detail
+    assert told in finding.detail

@@ -80,6 +80,11 @@ def scores_by_own_head(model, ids):
     return model(ids)[:, 0]
 
 
+def scores_by_name(model, ids):
+    """Each row's reward, of a model whose forward is called past its hooks."""
+    return model.forward(ids)[:, 0]
+
+
 def preferring(tmp_path, kind, scores, names, rows, sign=1):
     """Train the first of these names to be likelier than the second, and return the finding."""
     torch.manual_seed(0)
@@ -103,6 +108,7 @@ KINDS = [
     pytest.param(GPT2LMHeadModel, scores_of_answers, id="policy"),
     pytest.param(GPT2ForSequenceClassification, scores_of_rows, id="reward"),
     pytest.param(OwnHead, scores_by_own_head, id="own head"),
+    pytest.param(OwnHead, scores_by_name, id="by name"),
 ]
 
 

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from tunecheck.listen import trained_model
 from tunecheck.listen.hf_trainer import shared_rows
-from tunecheck.listen.loaders import content_of
+from tunecheck.listen.loaders import content_of, rows_of
 
 
 class Table:
@@ -183,3 +183,35 @@ def test_one_data_set_for_training_and_evaluation(loaders, found, monkeypatch):
     monkeypatch.setattr("gc.get_objects", lambda: [object(), *held])
 
     assert [(seen.rows, seen.among, seen.trained) for seen in trained_model.shared_loaders()] == found
+
+
+DATA, OTHERS_DATA = torch.arange(100), numpy.arange(100)
+
+
+@pytest.mark.parametrize(
+    ("variables", "found"),
+    [
+        ({"train_data": DATA[:90], "val_data": DATA[90:]}, []),
+        ({"train_data": DATA[:90], "val_data": DATA[:-90]}, [(10, 10, 90)]),
+        ({"train_data": OTHERS_DATA[:90], "valid_data": OTHERS_DATA[85:]}, [(15, 5, 90)]),
+        ({"train_data": DATA[:90], "val_rows": DATA[:-90]}, []),
+        ({"train_data": [*DATA[:90]], "val_data": [*DATA[:10]]}, []),
+        ({"train_data": DATA[:90], "val_data": len}, []),
+    ],
+    ids=["apart", "the wrong end", "arrays", "other names", "lists", "a function"],
+)
+def test_variables_of_a_script_that_share_numbers(variables, found, tmp_path):
+    """Known by their names, which differ by `train` alone."""
+    path = tmp_path / "train.py"
+    path.touch()
+    begin = eval("lambda seen: seen()", {"__file__": str(path), **variables})
+    begin = type(begin)(begin.__code__.replace(co_filename=str(path)), begin.__globals__)
+    seen = begin(trained_model.shared_variables)
+    assert [(one.rows, one.among, one.trained) for one in seen] == found
+
+
+def test_rows_that_come_several_times_are_known():
+    """As those of a rare class are repeated."""
+    trained = OfTexts(texts(*range(8), *range(4)))
+    assert len({*rows_of(trained)}) == 8
+    assert shared_rows(SimpleNamespace(train_dataset=trained, eval_dataset=OfTexts(texts(3, 20))))[0].among == 1

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tunecheck.core.evidence import RowPiece
 from tunecheck.probes import ANY_OBJECTIVE, WATCHED
-from tunecheck.probes.inputs import MOST_PADDING, MOST_TOKENS, ShownRowsProbe, pieces_of
 from tunecheck.probes.reference.given import Row
+from tunecheck.probes.shown_rows import MOST_PADDING, MOST_TOKENS, ShownRowsProbe, pieces_of
 from tunecheck.training.data import IGNORED
 
 PAD = 0

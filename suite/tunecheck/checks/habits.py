@@ -97,6 +97,9 @@ ONE_KIND = "all rows may have one speaker, one task or one noise level"
 VIEWS = "several views of one batch may be averaged"
 ONE_SLICE = "The targets are sliced without the batch index, or read once before the loop."
 NOISED = "one batch may be trained on with other noise, or another view, in each step"
+LACKING = "Inputs lack a part, such as the answer, or targets belong to other rows."
+SEVERAL = "one input may have several right answers, drawn at random"
+ONE_TARGET = "A filter keeps rows of one rating, or the column of the targets is constant."
 SORTED = "Rows are sorted by class and not shuffled, or all labels become one class."
 
 
@@ -104,14 +107,15 @@ class BatchesChange(Check):
     """Each step trains on a different batch, whose rows are neither all of one class nor sorted by class.
 
     Micro-batches whose losses are averaged differ, too. Different inputs have different targets, in the order of their
-    rows. The texts of rows differ, as do the two inputs of a pair or of two views. No row repeats a single token. A
-    number for each row varies. For language models rows_come_once compares the rows.
+    rows, and equal texts have one target. The targets of a regression differ. So do the texts of rows, and the two
+    inputs of a pair or of two views. No row repeats a single token. A number for each row varies. For language models
+    rows_come_once compares the rows.
     """
 
     needs = frozenset({"unknown_rows"})
     convention = "one batch is overfitted on purpose, or the whole data set is one batch"
     meaning = f"""{REREAD} {ONCE_A_STEP} {SORTED} {ONE_SLICE} {SHUFFLED} {COPIED} {ONE_VIEW} {READ_TWICE} {NO_TEXT}
-    {ONE_TEXT} {CONSTANT}"""
+    {ONE_TEXT} {CONSTANT} {LACKING} {ONE_TARGET}"""
     remedy = """Create the iterator once per epoch, and take the next batch in each step. Shuffle the rows. Count the
     labels. Pass both texts of a pair to the model."""
 
@@ -119,6 +123,10 @@ class BatchesChange(Check):
     """Two steps may have equal batches by chance, in a data set of a few batches."""
     min_rows: int = 32
     """Rows of one class needed for a suspicion. A class with a tenth of all rows is absent once in 30 trainings."""
+    max_contrary_share: float = 0.5
+    """Share of the rows whose text came before. It is 0 from the second epoch on, if labels are not random."""
+    min_contrary: int = 8
+    """Rows with another target needed for a share, and half of the targets of a regression."""
     min_block: int = 12
     """Mean length of a block, if each class is one block. A sampler may take four rows of each class in turn."""
 
@@ -154,6 +162,15 @@ class BatchesChange(Check):
         if unread := [name for step in given for name in step.unread]:
             detail = f"no pass reads {some(unread, 1)} of the loader, and two passes of a step read the same rows"
             return self.at_most(len(unread), 0, detail, meant=VIEWS, causes=[READ_TWICE])
+        known, contrary = sum(step.known for step in given), sum(step.contrary for step in given)
+        if contrary >= self.min_contrary and contrary > (most := self.max_contrary_share) * known:
+            detail = f"{contrary} of {known} rows whose text came before have another target now"
+            return self.at_most(contrary / known, most, detail, meant=SEVERAL, causes=[LACKING])
+        answers = [step for step in given if step.answers]
+        alike = len({number for step in answers for number in (step.answers_from, step.answers_to)}) == 1
+        if different > 1 and alike and sum(step.answers for step in answers) >= 2 * self.min_contrary:
+            detail = f"the targets of all rows are {answers[0].answers_from:g}, in {len(answers)} steps"
+            return self.at_most(len(answers), 0, detail, meant=ONE_KIND, causes=[ONE_TARGET])
         detail = f"{different} different of {len(batches)} micro-batches in {steps} steps"
         for outputs in sorted({head for step in given for head in step.targets}) if different > 1 else ():
             learned = [target for step in given for target in step.targets.get(outputs, ())]

@@ -1,6 +1,7 @@
 """Which module of a process its optimizers train, and whether it is a causal language model."""
 
 import contextlib
+import re
 import sys
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from traceback import walk_stack
@@ -13,6 +14,7 @@ from tunecheck.core.evidence import EvaluationRows
 from tunecheck.listen.adapters import configs_of
 from tunecheck.listen.loaders import rows_of
 from tunecheck.listen.optimizers import fewest_with, held_by, optimizers_of
+from tunecheck.listen.user_code import is_users
 from tunecheck.models.layer_names import base_of, text_config
 from tunecheck.probes.reference.measures import living
 from tunecheck.training.hooks import tensors_of
@@ -65,10 +67,49 @@ def shared_loaders() -> list[EvaluationRows]:
             found.get(kind, []).append(set(rows_of(loader.dataset)))
     shuffled, read = found.values()
     if not shuffled or any(rows != shuffled[0] for rows in shuffled) or not all(read):
-        return []
+        return shared_variables()
     shared = [EvaluationRows(rows=len(rows), among=len(rows & shuffled[0]), trained=len(shuffled[0])) for rows in read]
     least = min(shared, key=lambda seen: seen.among / seen.rows, default=None)
     return [least] if least is not None and least.among else []  # other rows may be equal to what is trained
+
+
+SPLITS = re.compile(r"(?i)(?<![a-z])(val|valid|validation|dev|eval|evaluation|test)(?![a-z])")
+"""What a name has in place of `train`, if its rows are not to be trained on."""
+
+
+def shared_variables() -> list[EvaluationRows]:
+    """Return how much of a variable of the script's modules is in that of the same name with `train`; the first one.
+
+    Of two parts of one tensor or array the numbers, of others the rows.
+    """
+    for frame, _ in walk_stack(sys._getframe(1)):
+        names = [*frame.f_globals] if is_users(frame.f_code.co_filename) else []
+        for name, other in ((SPLITS.sub("train", name), name) for name in names if SPLITS.search(name)):
+            trained, evaluated = frame.f_globals.get(name), frame.f_globals.get(other)
+            if (seen := _in_common(trained, evaluated)) is not None and seen.among:
+                return [seen]
+    return []
+
+
+def _in_common(trained: Any, evaluated: Any) -> EvaluationRows | None:
+    """Return what two parts of a data set share; None of anything else, and of a set that is one whole."""
+    if type(trained) is not type(evaluated) or trained is None:
+        return None
+    with contextlib.suppress(Exception):  # of objects of the script's own, and of numpy's without a length
+        places = [_place(held) for held in (trained, evaluated)]
+        if trained.ndim == 1:
+            (first, end, size), (other_first, other_end, _) = places
+            shared = max(0, min(end, other_end) - max(first, other_first)) // size
+            return EvaluationRows(rows=len(evaluated), among=shared, trained=len(trained))
+    return None
+
+
+def _place(held: Any) -> tuple[int, int, int]:
+    """Return where the numbers of a tensor or an array begin and end in memory, and the size of each."""
+    if isinstance(held, torch.Tensor):
+        return held.data_ptr(), held.data_ptr() + held.numel() * held.element_size(), held.element_size()
+    begin = held.__array_interface__["data"][0]
+    return begin, begin + held.nbytes, held.itemsize
 
 
 def called_by_name(module: Any) -> Any:

@@ -25,11 +25,11 @@ def _words(*words: str) -> re.Pattern[str]:
 
 OF_ROWS = "masks?", "labels?", "targets?", "neg", "negatives?", "rejected", "chosen", "optimizer", "scheduler"
 OF_LOSSES = "loss(es)?", "weights?", "logps", "log_?probs?", "rewards?", "advantages?", "kl", "penalty", "nois[ey]d?"
-OF_NUMBERS = "lens?", "lengths?", "lr", "rate", "scale", "scaling", "ratio", "temperature", "dropout", "eos", "ref"
+OF_NUMBERS = "lens?", "lengths?", "lr", "rate", "scale", "scaling", "ratio", "temperature", "dropout", "ref"
 UNPACKED, NAMED = _words(*OF_ROWS), _words(*OF_ROWS, *OF_LOSSES, *OF_NUMBERS)
 """Names of what a training is made of: among several values that a call returns, and by themselves."""
 OPTIONS = _words(*OF_LOSSES, *OF_NUMBERS, "decay", "warm_?up", "clip", "norm", "smoothing", "epochs", "accumulation")
-COUNTED = _words("seq", "max", "min", "best", "batch", "total", "num", "n", "original", "avg", "prev", "last")
+COUNTED = _words("seq", "max", "min", "best", "batch", "total", "num", "n", "original", "avg", "prev", "last", "name")
 """Names of what scripts count, log or put aside, used or not."""
 RETURNS = {
     *("masked_fill", "clamp", "detach", "view", "reshape", "squeeze", "unsqueeze", "transpose", "permute", "roll"),

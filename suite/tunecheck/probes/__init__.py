@@ -11,7 +11,7 @@ from tunecheck.probes.fidelity import FidelityProbe, QuantizationProbe
 from tunecheck.probes.forward_paths import ForwardProbe, WeightsInUseProbe
 from tunecheck.probes.given_rows import GivenRowsProbe
 from tunecheck.probes.gradients import GradientProbe, LayerGradientProbe, RecomputationProbe, WeightGradientProbe
-from tunecheck.probes.inputs import ShownRowsProbe, StepInputsProbe
+from tunecheck.probes.inputs import StepInputsProbe
 from tunecheck.probes.movement import ContinuityProbe, MovementProbe
 from tunecheck.probes.oracle import OracleProbe, OwnLossProbe
 from tunecheck.probes.positions import PositionProbe
@@ -19,6 +19,7 @@ from tunecheck.probes.preferences import PreferenceProbe
 from tunecheck.probes.ranks import PaceProbe, ReplicaProbe, ShardProbe
 from tunecheck.probes.resources import LiveTensorProbe
 from tunecheck.probes.round_trip import ResumedProbe, RoundTripProbe
+from tunecheck.probes.shown_rows import ShownRowsProbe
 from tunecheck.probes.training_state import CensusProbe, OtherModelsProbe, TrainingStateProbe
 from tunecheck.probes.updates import UpdateProbe
 from tunecheck.training.events import Probe

@@ -1,9 +1,9 @@
-"""What the model is given: digests of every batch, and a few rows for a person to read."""
+"""What the model is given: digests of every batch, and the targets of its rows."""
 
 import sys
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain, combinations, groupby, islice
+from itertools import chain, combinations, count, groupby, islice
 from typing import Any, TypeGuard
 
 import torch
@@ -13,11 +13,11 @@ from torch.utils._pytree import keystr, tree_leaves, tree_leaves_with_path
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from tunecheck.core.check import grouped
-from tunecheck.core.evidence import RowPiece, RowRead, RowShown, StepInputs, TargetWritten, TokensLearned
+from tunecheck.core.evidence import RowRead, StepInputs, TargetWritten, TokensLearned
 from tunecheck.core.premises import Premise
 from tunecheck.models.layer_names import is_pretrained
 from tunecheck.probes.reference import padded
-from tunecheck.probes.reference.given import Row, Show, end_tokens, in_common, row_digest, rows_of, special_tokens
+from tunecheck.probes.reference.given import end_tokens, row_digest, special_tokens
 from tunecheck.probes.reference.loss_graph import gradients, graph_of, saved, straight_back
 from tunecheck.probes.reference.measures import evenly, random_digest
 from tunecheck.training.data import IGNORED, Batch
@@ -41,6 +41,9 @@ LEAST_SPREAD, MOST_ROUNDING = 1.05, 2e-3
 """Of shares of positions that learn, the largest over the least; and how far a divisor is from a whole number."""
 MEAN = 1
 """What torch calls the reduction of a cross entropy to its mean, which leaves out ignored labels."""
+REGRESSIONS = "MseLossBackward0", "SmoothL1LossBackward0", "HuberLossBackward0"
+MOST_NUMBERS = 1 << 18
+"""Of a pass whose rows are compared with earlier ones."""
 FEWEST_DENSE = 16
 """Targets of a batch whose rows have several, from which on it is noted whether they are of one class."""
 
@@ -58,6 +61,8 @@ class StepInputsProbe(Probe[StepInputs | TokensLearned]):
         self._batches = deque[list[torch.Tensor]](maxlen=2)
         """Tensors of the last batches of loaders, one of which may be drawn ahead."""
         self._device, self._random = session.device, ""
+        self._answered = dict[tuple[str, int], float]()
+        """Rows of tokens, by all that is given with them, and the number of a loss, to their targets."""
         self._passes = Counter[tuple[int, str]]()
         """Of each model and row of tokens the number of passes of one step that read it."""
         config = getattr(session.model, "config", None)
@@ -80,6 +85,7 @@ class StepInputsProbe(Probe[StepInputs | TokensLearned]):
         self._written: list[TargetWritten] = []
         self._source: list[list[int]] = []
         self._continued = Counter(continued=0)
+        self._again = Counter(known=0, contrary=0)
         if step < EARLY_STEPS and (generation := sys.modules.get("transformers.generation")) is not None:
             self.hooks.function(generation.GenerationMixin, "generate", before=self._continues)
         if step >= EARLY_STEPS:  # no batch is kept alive that nobody looks at
@@ -92,6 +98,10 @@ class StepInputsProbe(Probe[StepInputs | TokensLearned]):
         """Root mean squares of what layers multiply of it as it is."""
         self._constants = set[str]()
         """What passes with gradients are given of one number a row."""
+        self._texts = list[list[str] | None]()
+        """Digests of each pass's rows until the next backward; None of a pass that reads no tokens."""
+        self._answers = list[float]()
+        """Targets of a regression, one for each row of tokens."""
         self._outputs, self._paired = set[int](), list[bool | None]()
         """Numbers of the functions that gave their outputs, and whether a loss's targets have the order of its rows."""
         if step < EARLY_STEPS and self._models:
@@ -122,8 +132,9 @@ class StepInputsProbe(Probe[StepInputs | TokensLearned]):
     def _called(self, model: Any, args: Any, given: dict[str, Any]) -> None:
         """Note the rows that a model learns from, where a mask tells their tokens from padding."""
         if torch.is_grad_enabled():
-            given_rows = (row for held in tree_leaves((args, given)) for row in _rows_of_tokens(held))
+            given_rows = [row for held in tree_leaves((args, given)) for row in _rows_of_tokens(held)]
             self._now.update((id(model), row) for row in given_rows)
+            self._texts.append(_digests_of((args, given)) if given_rows else None)
             read = [held for held in tree_leaves((args, given)) if _has_rows(held)]
             named = {**{f"argument {at}": held for at, held in enumerate(args)}, **given}
             self._constants |= {told for told in [_constant_of(named)] if told is not None}
@@ -164,12 +175,15 @@ class StepInputsProbe(Probe[StepInputs | TokensLearned]):
         if self._held:
             self._twins.append(self._are_twins(getattr(tensors, "grad_fn", None)))
             self._held = []
+        (texts, self._texts), number = (self._texts, []), count()
         rows, divided = {len(batch.keys) for batch in self._window}, list[tuple[float, int, int]]()
         for node in islice(graph_of(getattr(tensors, "grad_fn", None)), MOST_NODES):
             self._count_spelt(node)
             aims = saved(node, "target")
             if isinstance(aims, torch.Tensor) and aims.numel() in rows and not aims.requires_grad:
                 self._aims += [row_digest(held)] if _are_drawn(held := aims.flatten().tolist()) else []
+                self._answers += held if node.name() in REGRESSIONS and all(texts) else []
+                self._compare(texts, held, of=next(number))
             self._look_at_dense(node, max(rows, default=0))
             hot = _one_hot(node)
             if node.name() != "NllLossBackward0" and hot is None:
@@ -203,6 +217,15 @@ class StepInputsProbe(Probe[StepInputs | TokensLearned]):
         if divided:
             total, learned, every = map(sum, zip(*divided, strict=True))
             self._divided.append((total, learned / every))
+
+    def _compare(self, texts: list[list[str] | None], targets: list[float], *, of: int) -> None:
+        """Note a loss's targets of rows of tokens, one each, and count rows that had another target before."""
+        known = [each for each in texts if each is not None and len(each) == len(targets)]
+        if not known or len(known) < len(texts):
+            return
+        for row, target in zip(map("".join, zip(*known, strict=True)), targets, strict=True):
+            again = (row, of) in self._answered
+            self._again.update(known=again, contrary=self._answered.setdefault((row, of), target) != target)
 
     def _look_at_dense(self, node: Any, rows: int) -> None:
         """Note the least and the largest class that a cross entropy with several targets a row learns."""
@@ -269,7 +292,11 @@ class StepInputsProbe(Probe[StepInputs | TokensLearned]):
             size=max(map(float, self._sizes), default=None),
             twins=any(self._twins) if step and self._twins else None,  # a loop is first heard within step 0
             unread=self._unread() if step + 1 == EARLY_STEPS else (),
+            answers=len(self._answers),
+            answers_from=min(self._answers, default=0.0),
+            answers_to=max(self._answers, default=0.0),
             **self._continued,
+            **self._again,
         )
         self.emit(seen)
         self._listen(step + 1)
@@ -361,6 +388,15 @@ def _looks_of(tensor: torch.Tensor) -> list[tuple[float, ...]]:
     return [*map(tuple, rows[:, evenly(rows.shape[1], OF_A_ROW)].tolist())]
 
 
+def _digests_of(given: Any) -> list[str] | None:
+    """Return a digest of each row of a pass by all numbers that are given of it; one for each row may be its target."""
+    tensors = [held for held in tree_leaves(given) if isinstance(held, torch.Tensor) and held.ndim > 1]
+    tensors = [held.detach().cpu() for held in tensors if held.numel() > len(held)]
+    if len({len(held) for held in tensors}) != 1 or sum(held.numel() for held in tensors) > MOST_NUMBERS:
+        return None
+    return [row_digest([*chain(*(held[at].flatten().tolist() for held in tensors))]) for at in range(len(tensors[0]))]
+
+
 def _order(batch: torch.Tensor, read: torch.Tensor) -> tuple[int, ...]:
     """Return the rows of a batch in the order in which they are read; nothing where others are, or two are alike."""
     if batch.shape != read.shape or batch.is_floating_point() != read.is_floating_point():
@@ -430,55 +466,3 @@ def _is_of_pairs(entropy: Any) -> bool:
     scores = getattr(entropy, "_saved_self", None)
     square = scores is not None and scores.ndim == 2 and len(scores) == scores.shape[1] > 1
     return square and any(node.name() == "MmBackward0" for node in islice(graph_of(entropy), NEAREST))
-
-
-MOST_ROWS, MOST_TOKENS = 4, 512
-"""Rows that a trace shows, and tokens of each without padding: rows are private, and long ones say nothing more."""
-MOST_PADDING = 8
-"""Different tokens of padding that are shown, which should be one."""
-
-
-class ShownRowsProbe(Probe[RowShown]):
-    """Keeps the first rows of the first step: which text is learned, read alone, or padding."""
-
-    def backward_end(self, session: Session, step: int) -> None:
-        if step:
-            return
-        ends, _ = end_tokens(session.tokenizer, session.model)
-        decode = getattr(session.tokenizer, "decode", lambda tokens: "".join(f"{token} " for token in tokens))
-        run: Any = session.run
-        longest = run.longest if hasattr(run, "longest") else run.data.max_length
-        given = (row for batch in session.window for row in rows_of(batch))
-        for row in (each.without_padding() for each in islice(given, MOST_ROWS)):
-            seen = RowShown(
-                pieces=pieces_of(row, decode),
-                tokens=len(row.tokens),
-                learned=sum(label != IGNORED for label in row.labels),
-                longest=longest,
-                ended=row.tokens[-1] in ends if row.tokens and ends else None,
-            )
-            self.emit(seen)
-
-
-def pieces_of(row: Row, decode: Show) -> tuple[RowPiece, ...]:
-    """Return the row in pieces; beyond MOST_TOKENS its middle is cut. Padding that is learned is learned."""
-    pairs = zip(row.labels, row.mask, strict=True)
-    kinds: list[Any] = ["learned" if label != IGNORED else "context" if keep else "padding" for label, keep in pairs]
-    places = [at for at, kind in enumerate(kinds) if kind != "padding"]
-    for at in places[MOST_TOKENS // 2 : -(MOST_TOKENS // 2)]:
-        kinds[at] = "cut"
-    pieces, before = [], list[int]()
-    for kind, group in groupby(zip(kinds, row.ids, row.labels, strict=True), key=lambda token: token[0]):
-        held = [(token, label) for _, token, label in group]
-        tokens, other = [token for token, _ in held], [label for _, label in held if label >= 0]
-        if kind == "padding":
-            text = decode(list(dict.fromkeys(tokens))[:MOST_PADDING])
-        elif kind == "cut":
-            text = ""
-        else:  # with the tokens before: decoded alone, a word may lose its space and a character its bytes
-            whole = decode([*before, *tokens])
-            text = whole[in_common(decode(before), whole) :]
-        before = [] if kind in ("padding", "cut") else [*before, *tokens]
-        wanted = decode(other) if kind == "learned" and other != tokens else ""
-        pieces.append(RowPiece(kind=kind, tokens=len(tokens), text=text, labels=wanted))
-    return tuple(pieces)

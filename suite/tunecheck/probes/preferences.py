@@ -42,6 +42,8 @@ class PreferenceProbe(Probe[PreferencesLearned]):
     def start(self, session: Session) -> None:
         models = [module for module in session.model.modules() if is_pretrained(module)]
         self._models = [*dict.fromkeys([*models, session.called])]  # a head of the script's own may be what scores rows
+        parts = (part for part in session.model.modules() if isinstance(part, torch.nn.Linear))
+        self._heads = [part for part in parts if part.out_features == 1]
         self._marks = [getattr(session.tokenizer, f"{name}_token_id", None) for name in ("pad", "eos")]
         self._rows: list[tuple[torch.Tensor, bool]] = []
         """Tokens of each row that the loss pulls one way, and whether it raises them."""
@@ -75,14 +77,28 @@ class PreferenceProbe(Probe[PreferencesLearned]):
         """The next tokens of each row of this step."""
         self._astray = list[tuple[torch.Tensor, torch.Tensor]]()
         """Places of rows at which the loss raises, or lowers, other tokens than their next ones; and those."""
+        self._last_read: list[torch.Tensor] = []
+        """What the last pass that returned no numbers of rows was given, its tokens first."""
+        self._scored = list[tuple[list[torch.Tensor], torch.Tensor]]()
+        """The same of passes that a head followed, and what that made of them."""
         self._step = step
         self._way = -1 if any(group.get("maximize") for group in session.optimizer.param_groups) else 1
         if step < EARLY_STEPS and session.answers_named is not None:
             self.hooks.backward(before=self._differentiated)
             for model in self._models:
                 self.hooks.after(model, self._returned, with_kwargs=True)
+            for head in self._heads:
+                self.hooks.after(head, self._headed)
+
+    def _headed(self, _head: Any, _args: Any, out: Any) -> None:
+        """Note what a head of the script's own makes of the rows of a pass, in case no model returns it."""
+        if self._last_read and out.requires_grad and _are_of_rows(self._last_read[0], out.squeeze(-1).shape):
+            self._scored.append((self._last_read, out))
 
     def _differentiated(self, tensors: Any, *_: Any, **__: Any) -> None:
+        scored, self._scored = self._scored, []
+        for held, out in scored if not self._passes else ():
+            self._follow(self._heads, held, out, _pulls_of_numbers, [])
         if self._step >= FROM_STEP and self._passes:
             margins = map(_margins, self._until_scores(getattr(tensors, "grad_fn", None)))
             self._unmoved += [not bool(held.any()) for held in margins if held is not None and held.ndim]
@@ -166,18 +182,23 @@ class PreferenceProbe(Probe[PreferencesLearned]):
         pulls = _pulls_of_answers
         if (found := tokens_and_numbers(args, given, out)) is None:
             found, pulls = tokens_and_numbers(args, given, out, _are_of_rows), _pulls_of_numbers
+        given_tensors = [held for held in tree_leaves((args, given)) if isinstance(held, torch.Tensor) and held.ndim]
         if found is None or len(found[1]) > 1 or found[0].shape[1] < 2:  # one token has no next one
+            tokens = (held for held in given_tensors if held.ndim == 2 and not held.is_floating_point())
+            self._last_read = _with_rows_of(next(tokens, None), given_tensors)
             return
         read, (scores,) = found
         number = scores.grad_fn._sequence_nr() if scores.grad_fn is not None else None
         # else those are labels, of a model that is given embeddings, or what a model inside has returned
         if number is not None and number not in self._passes and int(read.min()) >= 0:
             factors = self._passes[number] = []
-            tensors = (held for held in tree_leaves((args, given)) if isinstance(held, torch.Tensor) and held.ndim)
-            rows = [read, *(held for held in tensors if held is not read and len(held) == len(read))]
-            self.hooks.gradient(scores, lambda gradient: self._see(id(model), rows, pulls(read, gradient), factors))
+            self._follow(model, _with_rows_of(read, given_tensors), scores, pulls, factors)
             if pulls is _pulls_of_answers:
                 self.hooks.gradient(scores, partial(self._look_for_tokens, read))
+
+    def _follow(self, of: Any, rows: list[torch.Tensor], scores: torch.Tensor, pulls: Any, factors: Any) -> None:
+        """Look at how the loss pulls these rows, by the gradient by their scores."""
+        self.hooks.gradient(scores, lambda gradient: self._see(id(of), rows, pulls(rows[0], gradient), factors))
 
     def _look_for_tokens(self, read: torch.Tensor, gradient: torch.Tensor) -> None:
         """Note rows whose next tokens are not those that the loss raises or lowers most."""
@@ -215,6 +236,12 @@ class PreferenceProbe(Probe[PreferencesLearned]):
                 self._weighed[place] += zip(factors.tolist(), raised, strict=True)
         pulled = zip(read[one_way][::every].cpu(), (total[one_way][::every] > 0).tolist(), strict=True)
         self._rows += islice(pulled, MOST_ROWS - len(self._rows))
+
+
+def _with_rows_of(read: torch.Tensor | None, given: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Return these tokens, and all others of the tensors that have as many rows; nothing without tokens."""
+    others = (held for held in given if read is not None and held is not read and len(held) == len(read))
+    return [] if read is None else [read, *others]
 
 
 def _unpadded(tokens: list[int]) -> list[int]:

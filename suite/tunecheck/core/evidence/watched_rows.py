@@ -75,6 +75,14 @@ class StepInputs(Record):
     """Rows that a decoder alone was to go on with."""
     behind_padding: int = 0
     """Those of them that end in padding."""
+    known: int = 0
+    """Rows of tokens with one target each, whose whole input came before."""
+    contrary: int = 0
+    """Those of them whose target was another then."""
+    answers: int = 0
+    """Targets of a regression on tokens, one a row."""
+    answers_from: float = 0.0
+    answers_to: float = 0.0
 
 
 class TokensLearned(Record):
