@@ -72,6 +72,12 @@ def test_a_module_may_use_what_another_defines(tmp_path, monkeypatch):
     assert not read(tmp_path, monkeypatch, "DROPOUT = 0.1", "import own_0\nmodel(own_0.DROPOUT)")
 
 
+def test_what_a_parser_warns_of_is_not_heard(tmp_path, monkeypatch, recwarn):
+    """The training has been compiled before."""
+    assert read(tmp_path, monkeypatch, 'RATE = "\\d"') == [("variable", "rate".upper())]
+    assert not recwarn.list
+
+
 def test_sources_that_cannot_be_read_are_left_out(tmp_path, monkeypatch):
     """Those of another Python, or of a file that is gone."""
     assert not read(tmp_path, monkeypatch, "print 'x'", "mask = 1\nuse(mask)")

@@ -3,8 +3,10 @@
 import ast
 import re
 import sys
+import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from traceback import walk_stack
@@ -14,8 +16,8 @@ from typing import Any
 from tunecheck.core.evidence import SourceRead, UnusedKind, UnusedValue
 from tunecheck.listen.user_code import is_users
 
-MOST_FILES, MOST_BYTES = 64, 1 << 18
-"""Modules of the script's own that are read, and the size of each."""
+MOST_FILES, MOST_BYTES = 24, 1 << 17
+"""Modules of the script's own that are read, the nearest to the training, and the size of each."""
 
 
 def _words(*words: str) -> re.Pattern[str]:
@@ -54,11 +56,11 @@ def unused_values() -> Iterator[SourceRead]:
     """Yield what the script's own modules that train, and those that they import, compute without using it."""
     trees = dict[str, ast.Module]()
     for file in islice(_files(frame.f_globals for frame, _ in walk_stack(sys._getframe(1))), MOST_FILES):
-        try:
+        # it may be of another Python, or changed since; what a parser warns of is not the training's to say
+        with suppress(OSError, SyntaxError, ValueError, RecursionError), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             text = Path(file).read_bytes()
             trees[file] = ast.parse(text if len(text) <= MOST_BYTES else b"")
-        except (OSError, SyntaxError, ValueError, RecursionError):  # of another Python, or changed since
-            continue
     if trees:
         yield SourceRead(files=len(trees), unused=tuple(_of_trees(trees)))
 
