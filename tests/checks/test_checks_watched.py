@@ -111,6 +111,7 @@ MEANT = {
     ("labels_as_configured", "answers without their beginning"),
     ("labels_as_configured", "prompts like answers"),
     ("rows_reach_loss", "prompts like answers"),
+    ("rows_reach_loss", "rows that a view mixes"),
     ("loss_receives_logits", "a temperature for a scale"),
     ("loss_receives_logits", "one loss twice"),
     ("loss_receives_logits", "a target that learns"),
@@ -548,6 +549,7 @@ FAULTS = {
         "tags counted by words": lambda: watched(positions(marked=24, split=12, tags_counted=12)),
         "answers from their third token on": lambda: of_unknown_labels(used(begun_late=2)),
         "prompts like answers": lambda: of_unknown_labels(used(prompts_share=0.6)),
+        "rows that a view mixes": lambda: watched(positions(rows_alone=8, rows_mixed=6)),
     },
     "no_target_leakage": {
         "a mask that is a token": lambda: watched(positions(masked=40, masks_asked=4)),

@@ -1241,3 +1241,47 @@ def test_a_step_of_sgd_is_as_long_as_its_gradient(weight, status, tmp_path):
 
     finding = judged("trainable_moved", tmp_path, model, step, optimizer)
     assert finding.status is status, finding.detail
+
+
+class Translator(nn.Module):
+    """A recurrent encoder whose last state, viewed or transposed, begins the decoder's."""
+
+    def __init__(self, *, viewed, compared=False):
+        super().__init__()
+        torch.manual_seed(0)
+        self.viewed, self.compared = viewed, compared
+        self.table, self.head = nn.Embedding(TOKENS, WIDTH), nn.Linear(WIDTH, TOKENS)
+        self.encoder = nn.GRU(WIDTH, 2 * WIDTH, batch_first=True)
+        self.decoder = nn.GRU(WIDTH, WIDTH, 2, batch_first=True)
+
+    def forward(self, read, begun):
+        """Return scores of the next token, or how near each row is to each other."""
+        (state,) = self.encoder(self.table(read))[1]
+        parts = state.view(2, -1, WIDTH) if self.viewed else state.view(-1, 2, WIDTH).transpose(0, 1).contiguous()
+        if self.compared:
+            return state @ state.t()
+        return self.head(self.decoder(self.table(begun), parts)[0])
+
+
+@pytest.mark.parametrize(
+    ("given", "status"),
+    [
+        ({"viewed": False}, Status.PASSED),
+        ({"viewed": True}, Status.SUSPECTED),
+        ({"viewed": False, "compared": True}, Status.UNJUDGED),
+    ],
+    ids=["transposed", "viewed", "rows against rows"],
+)
+def test_rows_that_a_view_mixes_are_asked_about(given, status, tmp_path):
+    """By a call with other tokens in every second row."""
+
+    def step(model):
+        read, written = torch.randint(8, TOKENS, (8, 12)), torch.randint(8, TOKENS, (8, 9))
+        scores = model(read, written[:, :-1])
+        if model.compared:
+            return cross_entropy(scores, torch.arange(8))
+        return cross_entropy(scores.flatten(0, 1), written[:, 1:].flatten())
+
+    finding = judged("rows_reach_loss", tmp_path, Translator(**given), step)
+    assert finding.status is status, finding.detail
+    assert ("if other rows of their batch have other tokens" in finding.detail) is given["viewed"]

@@ -27,6 +27,8 @@ ONE_OFF = {
 """Field of PositionGradients to what it shows."""
 OTHER_WEIGHTS = "a loss may weigh the tokens of an answer on purpose"
 LEARNED_ALIKE = "Padding, placeholders or padded labels of CTC are learned. Or the vocabulary lacks most words."
+MIXED = "A view in place of a transpose, or a softmax or norm over the batch, mixes the rows of a batch."
+COMPARED = "a model may compare the rows of its batch on purpose"
 OVER_ALL = "A mean runs over all positions, such as mean() of masked losses."
 CONSTANT = "a loss may be divided by its batch's shape on purpose, as by a constant"
 RESTS = "a signal may rest, as silence does, and classes may be unequal"
@@ -159,14 +161,15 @@ class RowsReachLoss(Check):
 
     A causal model's positions do not see later tokens, so tokens after the last position in the loss change no
     gradient. A pass with gradients enabled receives one. Both sides of pairs that one model encodes learn. After a
-    prompt, the loss uses the answer from its first token. An encoder's tags begin at the first word.
+    prompt, the loss uses the answer from its first token. An encoder's tags begin at the first word. The rows of a
+    batch do not depend on each other.
     """
 
     needs = frozenset({"user_code"})
     convention = "a later part of each row may be context for nothing, such as turns that are not learned"
     meaning = f"""A causal model's first position is used as the summary of its row, as in BERT. Or the index of the
     last token counts from the wrong end. {INVERTED} {BEGUN_LATE} {PROMPTS_WHOLE} {DETACHED} {ONE_SIDED}
-    {TAGS_OFF}"""
+    {TAGS_OFF} {MIXED}"""
     remedy = "Use the last token of each row, at attention_mask.sum(1) - 1 if rows are padded on the right, or a mean."
 
     max_unseen_share: float = 0.5
@@ -179,6 +182,8 @@ class RowsReachLoss(Check):
     """Rows, all learned only at their beginning, or tagged rows needed for a share."""
     max_prompts_share: float = 0.25
     """Share of the learned tokens before the end of a template, in rows that are learned in full."""
+    max_mixed_share: float = 0.25
+    """Share of the rows. Experts with a capacity may drop a token because of another row."""
     max_off_share: float = 0.9
     """Share of the tagged rows. A mark may be tagged as well, and some rows end with an untagged part of a word."""
 
@@ -204,6 +209,10 @@ class RowsReachLoss(Check):
                 detail = f"all {used.rows} rows are learned from their first token on, and none to its end"
                 return self.at_most(used.rows, 0, detail, causes=[INVERTED])
         steps = trace.records(PositionGradients)
+        alone, mixed = _sums(steps, "rows_alone", "rows_mixed")
+        if mixed > self.max_mixed_share * alone:
+            detail = f"{mixed} of {alone} rows have other results if other rows of their batch have other tokens"
+            return self.at_most(mixed / alone, self.max_mixed_share, detail, meant=COMPARED, causes=[MIXED])
         for off, (field, words) in TAGGED.items():
             rows, looked = _sums(steps, off, field)
             if looked >= self.min_rows and rows > self.max_off_share * looked:

@@ -32,7 +32,14 @@ from tunecheck.probes.reference.given import (
     special_tokens,
 )
 from tunecheck.probes.reference.loss_graph import Scored, scores_of
-from tunecheck.probes.reference.own_tokens import FEWEST_TELLING, Call, Raised, raised_by, tokens_and_numbers
+from tunecheck.probes.reference.own_tokens import (
+    FEWEST_TELLING,
+    Call,
+    Raised,
+    raised_by,
+    rows_mixed,
+    tokens_and_numbers,
+)
 from tunecheck.training.data import IGNORED, Batch
 from tunecheck.training.events import EARLY_STEPS, Probe, at_work
 from tunecheck.training.hooks import Hooks
@@ -71,6 +78,9 @@ class PositionProbe(Probe[PositionGradients | RowsUsed]):
         self._looks_ahead = not session.run.holds(Premise.CAUSAL_LM) and session.processes == 1
         self._kept: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]] = []
         """Tokens of a model that learns its next ones, the positions that the loss uses, and their mask."""
+        self._mixes_unknown = session.processes == 1
+        self._mixes: partial[dict[str, int]] | None = None
+        """Whether nobody has looked yet if the rows of a batch depend on each other, and what tells it of a pass."""
         self._turned = False
         """Whether rows are seen to be columns: a model of the script's own may read [positions, rows]."""
 
@@ -133,6 +143,9 @@ class PositionProbe(Probe[PositionGradients | RowsUsed]):
         if self._asked is not None:
             self._looks_ahead = False
             counts.update(self._asked.ahead())
+        if self._mixes is not None:
+            counts.update(self._mixes())
+            self._mixes_unknown, self._mixes = False, None
         if session.run.holds(Premise.CAUSAL_LM):
             self._compare_with_labels(session.window)
         # where one of the positions is chosen padding is not to be, and a scaler may be too high for 16 bit
@@ -265,6 +278,8 @@ class PositionProbe(Probe[PositionGradients | RowsUsed]):
 
     def _returned_scores(self, module: Any, args: Any, given: dict[str, Any], out: Any) -> None:
         """Look at what a model of the script's own returns, where that is scores over the tokens that it is given."""
+        if self._mixes_unknown and torch.is_grad_enabled():
+            self._mixes = partial(rows_mixed, module, args, given)
         found = tokens_and_numbers(args, given, out) if torch.is_grad_enabled() else None
         if found is None or not all(part.requires_grad for part in found[1]):
             return

@@ -278,6 +278,10 @@ class PositionGradients(Record):
     """Rows of a causal model whose labels begin behind a prompt, no part of which the loss uses."""
     used_late: int = 0
     """Those of them whose first label the loss leaves out, though it uses the second."""
+    rows_alone: int = 0
+    """Rows that the script's own model was called with again, while the rows between had other tokens."""
+    rows_mixed: int = 0
+    """Those of them whose results were others then."""
     used_behind: int = 0
     """Those of them whose last labelled position the loss uses, as if a label followed."""
 

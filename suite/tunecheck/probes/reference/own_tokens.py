@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves, tree_map
 
 from tunecheck.probes.reference import padded
 from tunecheck.probes.reference.forwards import parts_of
@@ -19,6 +20,9 @@ from tunecheck.training.restore import model_mode, unprinted
 
 LEAST = 1e-3
 """Of the largest score, by which scores change that depend on a token; those that do not differ by rounding."""
+MIXED, FEWEST_ROWS, FEWEST_KINDS = 1e-2, 4, 8
+"""Of the largest result, by which a row's own change where they depend on other rows; rows that tell so, and the number
+from which on a token is no mark."""
 MARGIN = 10.0
 """Over what is known to be rounding."""
 NEARLY_ALL = 0.9
@@ -128,6 +132,40 @@ class Call:
             _, parts = tokens_and_numbers(own, named, out)  # type: ignore[misc]
             logits = self.by_row(torch.cat(parts, dim=1) if len(parts) > 1 else parts[0])
         return logits.float()
+
+
+def rows_mixed(module: Any, args: Any, given: dict[str, Any]) -> dict[str, int]:
+    """Return fields of PositionGradients about rows whose results change with the tokens of the rows between them.
+
+    Nothing where rows may be columns, where calls differ by themselves, or of rows that are compared with each other.
+    """
+    tensors = [held for held in tree_leaves((args, given)) if isinstance(held, torch.Tensor) and held.ndim]
+    tokens = [held for held in tensors if held.ndim == 2 and not held.is_floating_point() and held.numel()]
+    tokens = [held for held in tokens if int(held.max()) >= FEWEST_KINDS]
+    rows, widths = {len(held) for held in tokens}, {held.shape[1] for held in tokens}
+    single = any(held.ndim == 1 and len(held) in rows - widths for held in tensors)
+    if len(rows) != 1 or not (single or len(widths) > 1) or (count := rows.pop()) < FEWEST_ROWS:
+        return {}
+
+    def changed(held: Any) -> Any:
+        if not any(held is each for each in tokens):
+            return held
+        between = torch.arange(count, device=held.device)[:, None] % 2 == 1
+        return torch.where(between & (held >= FEWEST_KINDS), held - 1, held)  # a mark may have a small number
+
+    def results(args: Any, given: Any) -> torch.Tensor:
+        made = (part for part in parts_of(module(*args, **given)) if isinstance(part, torch.Tensor))
+        fit = (part for part in made if part.is_floating_point() and part.ndim > 1 and len(part) == count)
+        return next(part for part in fit if part.shape != (count, count)).reshape(count, -1)[::2].float()
+
+    # the module's own code may refuse eval mode, or return something else
+    with suppress(Exception), model_mode(module, False), torch.no_grad(), unprinted():
+        calls = [(args, given), (args, given), tree_map(changed, (args, given))]
+        first, again, moved = [results(*call) for call in calls]
+        if torch.equal(first, again):
+            mixed = (moved - first).abs().amax(dim=1) > MIXED * first.abs().max()
+            return {"rows_alone": len(mixed), "rows_mixed": int(mixed.sum())}
+    return {}
 
 
 def _other(read: torch.Tensor, at: int) -> torch.Tensor:
