@@ -248,3 +248,16 @@ def test_targets_of_a_regression(labels, texts, told, tmp_path):
 
     assert (finding.status is Status.SUSPECTED) == bool(told), finding.detail
     assert told in finding.detail
+
+
+def test_a_text_may_be_another_ones_neighbour_in_each_batch(tmp_path):
+    """Where a batch holds the candidates, and a target is a place in it."""
+    torch.manual_seed(0)
+    size = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = BertForSequenceClassification(BertConfig(vocab_size=300, num_labels=8, **size))
+    pairs = torch.randint(1, 300, (16, 2, 9))
+    batches = (pairs[torch.randperm(16)[:8]] for _ in range(6))
+    vectors = ([model(input_ids=batch[:, side]).logits for side in (0, 1)] for batch in batches)
+    finding = found(model, (cross_entropy(one @ other.T, torch.arange(8)) for one, other in vectors), tmp_path)
+
+    assert finding.status is Status.PASSED, finding.detail
