@@ -182,7 +182,7 @@ class StepInputsProbe(Probe[StepInputs | TokensLearned]):
             aims = saved(node, "target")
             if isinstance(aims, torch.Tensor) and aims.numel() in rows and not aims.requires_grad:
                 self._aims += [row_digest(held)] if _are_drawn(held := aims.flatten().tolist()) else []
-                self._answers += held if node.name() in REGRESSIONS and all(texts) else []
+                self._answers += held if node.name() in REGRESSIONS and texts and all(texts) else []
                 # of candidates, such as the others of a batch, a target is a place
                 if node.name() != "NllLossBackward0" or _is_of_classes(node, node._saved_self.shape[-1]):
                     self._compare(texts, held, of=next(number))
