@@ -42,7 +42,7 @@ LEAST_SPREAD, MOST_ROUNDING = 1.05, 2e-3
 MEAN = 1
 """What torch calls the reduction of a cross entropy to its mean, which leaves out ignored labels."""
 REGRESSIONS = "MseLossBackward0", "SmoothL1LossBackward0", "HuberLossBackward0"
-MOST_NUMBERS = 1 << 18
+MOST_NUMBERS = 1 << 16
 """Of a pass whose rows are compared with earlier ones."""
 FEWEST_DENSE = 16
 """Targets of a batch whose rows have several, from which on it is noted whether they are of one class."""
@@ -182,7 +182,8 @@ class StepInputsProbe(Probe[StepInputs | TokensLearned]):
             aims = saved(node, "target")
             if isinstance(aims, torch.Tensor) and aims.numel() in rows and not aims.requires_grad:
                 self._aims += [row_digest(held)] if _are_drawn(held := aims.flatten().tolist()) else []
-                self._answers += held if node.name() in REGRESSIONS and texts and all(texts) else []
+                of_texts = all(texts) and (bool(texts) or bool(self._answered))  # rows are read in early steps alone
+                self._answers += held if node.name() in REGRESSIONS and of_texts else []
                 # of candidates, such as the others of a batch, a target is a place
                 if node.name() != "NllLossBackward0" or _is_of_classes(node, node._saved_self.shape[-1]):
                     self._compare(texts, held, of=next(number))
