@@ -57,11 +57,9 @@ class ModelFolder(NamedTuple):
 def model_files(folder: Path) -> tuple[str, ...]:
     """Return the names of all files of the model in this folder. Raises PassedOver when one is missing."""
     weights = weight_files(folder)
-    missing = [name for name in (*_NEEDED, *weights) if not (folder / name).is_file()]
-    if missing:
+    if missing := [name for name in (*_NEEDED, *weights) if not (folder / name).is_file()]:
         raise PassedOver(f"{folder} has no {', '.join(missing)}")
-    present = [name for name in (*_TAKEN_ALONG, _INDEX) if (folder / name).is_file()]
-    return (*_NEEDED, *present, *weights)
+    return (*_NEEDED, *(name for name in (*_TAKEN_ALONG, _INDEX) if (folder / name).is_file()), *weights)
 
 
 def weight_files(folder: Path) -> tuple[str, ...]:
@@ -74,8 +72,7 @@ def weight_files(folder: Path) -> tuple[str, ...]:
         return tuple(sorted(set(shards.values())))
     if (folder / _WEIGHTS).is_file():
         return (_WEIGHTS,)
-    pickles = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
-    if pickles:
+    if pickles := sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern)):
         raise PassedOver(
             f"{folder} has no {_WEIGHTS}, only {pickles[0]}: pickled weights are refused, since loading them runs "
             "whatever code is in them; save the model with save_pretrained to get safetensors"

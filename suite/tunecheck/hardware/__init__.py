@@ -75,8 +75,7 @@ def visible_devices(
         return None, f"CUDA_VISIBLE_DEVICES={variable!r} names a MIG instance, which the driver does not list here"
     found: list[str] = []
     for position, entry in enumerate(entries, start=1):
-        uuid = _match(entry, gpus)
-        if uuid is None:
+        if (uuid := _match(entry, gpus)) is None:
             return tuple(found), _unmatched(entry, position, len(entries), gpus)
         if uuid in found:
             return (), f"CUDA_VISIBLE_DEVICES={variable!r} names a GPU twice, so CUDA shows none"

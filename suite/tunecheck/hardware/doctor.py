@@ -127,8 +127,7 @@ def _shown(hardware: Hardware) -> tuple[Gpu, ...]:
 
 
 def _neighbours(gpu: Gpu) -> Iterator[Diagnosis]:
-    others = [process for process in gpu.memory_by_process or () if process.pid != os.getpid()]
-    if others:
+    if others := [process for process in gpu.memory_by_process or () if process.pid != os.getpid()]:
         told = [f"pid {one.pid} ({one.name or 'name unknown'}) with {memory_size(one.used_bytes)}" for one in others]
         remedy = "stop them or wait for them: until then memory and speed are not meaningful"
         yield warning(f"GPU {gpu.index}", f"other processes compute on it: {', '.join(told)}", remedy)

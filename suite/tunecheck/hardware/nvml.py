@@ -34,9 +34,7 @@ _SHADOWED = fault(
     f"run `pip uninstall pynvml`, then {_REINSTALL}",
 )
 _NO_LIBRARY = fault(
-    NvmlState.NO_LIBRARY,
-    "no NVIDIA driver is installed",
-    "install it to use an NVIDIA GPU; the CPU needs none",
+    NvmlState.NO_LIBRARY, "no NVIDIA driver is installed", "install it to use an NVIDIA GPU; the CPU needs none"
 )
 _NO_UTILITIES = fault(
     NvmlState.NO_UTILITIES,
@@ -222,8 +220,7 @@ def _gpu(reader: Reader, index: int, driver_version: str | None) -> Gpu | None:
 
 def processes_of(reader: Reader, handle: Any, about: str, kind: str = "Compute") -> tuple[CardProcess, ...] | None:
     """Return the processes that compute on a GPU, or draw (kind Graphics); None where the driver lists none."""
-    processes = reader.ask(f"nvmlDeviceGet{kind}RunningProcesses", handle, about=about)
-    if processes is None:
+    if (processes := reader.ask(f"nvmlDeviceGet{kind}RunningProcesses", handle, about=about)) is None:
         return None
     draws = kind == "Graphics"
     found = [(process.pid, process.usedGpuMemory, _process_name(reader, process.pid)) for process in processes]
@@ -242,8 +239,7 @@ def _process_name(reader: Reader, pid: int) -> str | None:
 def _mig_instances(reader: Reader, handle: Any, gpu: Gpu) -> tuple[Gpu, ...] | None:
     """Return the GPU's instances, each with its own name and memory; None where it does not list them."""
     about = f"GPU {gpu.index}"
-    slots = reader.ask("nvmlDeviceGetMaxMigDeviceCount", handle, about=about)
-    if slots is None:
+    if (slots := reader.ask("nvmlDeviceGetMaxMigDeviceCount", handle, about=about)) is None:
         return None
     instances = []
     for slot in range(slots):

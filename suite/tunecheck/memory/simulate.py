@@ -3,7 +3,6 @@
 All is on one device in it, so what would be on the other is registered with the count, `LiveStorages`.
 """
 
-import contextlib
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -179,8 +178,6 @@ def build(run: Run) -> Session:
     with _dtypes_of_fake_parameters_can_change():
         model = native.adapt(_base(run, precision), run)
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    # As on a GPU, where AdamW is fused unless its state is on the CPU.
-    optimizer = native.make_optimizer(trainable, run.training, home(run, torch.device("cuda")))
     return Session(
         run=run,
         device=CPU,
@@ -188,7 +185,8 @@ def build(run: Run) -> Session:
         folder=Path(),
         model=model,
         batches=cast(Any, None),
-        optimizer=optimizer,
+        # as on a GPU, where AdamW is fused unless its state is on the CPU
+        optimizer=native.make_optimizer(trainable, run.training, home(run, torch.device("cuda"))),
         loss=native.token_weighted_loss,
     )
 
@@ -198,18 +196,16 @@ def claim(live: LiveStorages, session: Session) -> None:
     adapted = session.run.lora is not None
     live.hold(session.model.buffers(), "other_weights")
     for parameter in session.model.parameters():
-        kind = "other_weights"
         if is_packed(parameter):
             held = [tensor for _, tensor in statistics(parameter)]
             live.hold([parameter, parameter.quant_state.code, *held], "quantised_weights")
             continue
         if parameter.requires_grad:
-            kind = "adapters" if adapted else kind
             parameter.register_post_accumulate_grad_hook(lambda trained: live.hold([trained.grad], "gradients"))
-        live.hold([parameter], kind)
+        live.hold([parameter], "adapters" if adapted and parameter.requires_grad else "other_weights")
 
 
-@contextlib.contextmanager
+@contextmanager
 def _without_numbers() -> Iterator[None]:
     """Make tensors in the block have shape, dtype and lifetime, but no values."""
     from transformers import masking_utils

@@ -50,8 +50,7 @@ def print_prediction(prediction: Prediction, console: Console) -> None:
     console.print(Text(f"{prediction.run}, {prediction.precision}: predicted {prediction.predicted_at}, not measured"))
     console.print()
     static, simulation = prediction.static, prediction.simulation
-    at_peak = f"at the peak ({simulation.peak_operation})"
-    table = PlainTable("kind", "exact bytes", at_peak, right=NUMBERS, gap=2)
+    table = PlainTable("kind", "exact bytes", f"at the peak ({simulation.peak_operation})", right=NUMBERS, gap=2)
     for kind in (kind for kind in KINDS if kind != "gathered" or static.on_host):
         words = {"activations": "activations and loss", "gathered": "layers in use"}.get(kind, kind.replace("_", " "))
         exact = f"{getattr(static, kind):,}" if hasattr(static, kind) else ""

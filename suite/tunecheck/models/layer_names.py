@@ -20,8 +20,7 @@ def layer_of(name: str) -> int | None:
 def layer_count(names: Iterable[str], at_least: int) -> int:
     """Return the number of decoder layers. Raises Unsupported for a gap and for fewer than `at_least`."""
     numbers = {number for name in names if (number := layer_of(name)) is not None}
-    missing = sorted(set(range(max(numbers, default=-1) + 1)) - numbers)
-    if missing:
+    if missing := sorted(set(range(max(numbers, default=-1) + 1)) - numbers):
         why = f"the weight file has tensors of layer {max(numbers)} but none of {', '.join(map(str, missing))}"
         raise Unsupported(f"{why}: it is damaged or incomplete; fetch the model again")
     enough(len(numbers), at_least)

@@ -201,8 +201,7 @@ class DropoutProbe(Probe[AdapterDropout]):
     """Looks once, before training, at plain LoRA. What was changed is put back, and so is the random state."""
 
     def start(self, session: Session) -> None:
-        lora = session.run.lora
-        if lora is None or not lora.dropout or lora.use_dora:
+        if (lora := session.run.lora) is None or not lora.dropout or lora.use_dora:
             return
         if session.run.training.offload == "parameters":  # they are another place's, and only lent
             return

@@ -145,8 +145,7 @@ class CallOrderProbe(Probe[CallOrder]):
         # of a DTensor's gradient no count tells that it was written to in place
         ours = any(witness.touched() or hasattr(witness.parameter, "to_local") for witness in self._witnesses)
         used = next((call for call in reversed(self._calls) if call in ("backward", "step")), "") == "step"
-        expected = not used and not self._scaled
-        if ours and math.isfinite(max_norm) and (expected or float(norm) > max_norm):
+        if ours and math.isfinite(max_norm) and (not (used or self._scaled) or float(norm) > max_norm):
             self._note("clip")
             self._clips.append((norm, max_norm))
         elif ours and used and max_norm < LEAST_TO_MEASURE * float(norm):

@@ -168,8 +168,7 @@ class CutOffProbe(Probe[CutOff]):
         from_cache = given.get("past_key_values", given.get("cache")) is not None  # its newer name
         for earlier in self._passes if from_cache else ():
             earlier.differentiated = True  # by its keys and values
-        results = [(number, result) for number, result in enumerate(numbers_of(out)) if result.requires_grad]
-        if results:
+        if results := [(number, result) for number, result in enumerate(numbers_of(out)) if result.requires_grad]:
             self._passes.append(seen := _Pass(args, given))
             others = (pair for pair in enumerate(numbers_of(out)) if self._looks_on and not pair[1].requires_grad)
             self._constants |= {result.data_ptr(): (seen, number) for number, result in others}

@@ -102,8 +102,7 @@ class DataProbe(Probe[DataSplit | TokensReplaced | Window]):
         """Compare the tokens that were looked up with the batches': a hook or a wrapper may replace them on the way."""
         self.hooks.remove()
         given = {tuple(row) for batch in session.window for row in batch.input_ids.tolist()} if self._read else set()
-        replaced = [row for read in self._read for row in read.tolist() if tuple(row) not in given]
-        if replaced:
+        if replaced := [row for read in self._read for row in read.tolist() if tuple(row) not in given]:
             self.emit(TokensReplaced(step=step, read=session.tokenizer.decode(replaced[0][:SHOWN_TOKENS])))
         self._read.clear()
 

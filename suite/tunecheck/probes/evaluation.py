@@ -154,8 +154,7 @@ def _again(session: Session, rows: Sequence[Tokens]) -> tuple[float, int]:
     total, tokens = 0.0, 0
     with model_mode(session.model, not session.run.uses_dropout), torch.no_grad():
         for logits, wanted in supervised_logits(session, _tensors(rows), torch.float64):
-            chosen = logits.gather(1, wanted[:, None])[:, 0] - logits.logsumexp(dim=-1)
-            total -= float(chosen.sum())
+            total -= float((logits.gather(1, wanted[:, None])[:, 0] - logits.logsumexp(dim=-1)).sum())
             tokens += len(wanted)
     return total / tokens, tokens
 
@@ -170,8 +169,7 @@ class GenerationProbe(Probe[Generation]):
         self._generate(session, "end")
 
     def _generate(self, session: Session, when: str) -> None:
-        questions = _questions(session)
-        if not questions:
+        if not (questions := _questions(session)):
             return
         with where_evaluated(session):
             answers = [_answer(session, question, when) for question in questions]

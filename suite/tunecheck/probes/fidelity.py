@@ -113,8 +113,7 @@ def _has_rows(matrix: torch.Tensor, weights: WeightFile, names: Sequence[str]) -
     """Return whether a sample of the rows lies in the tensors of these names; further rows are new ones."""
     names = [name for name in names if weights.shape(name)[-1:] == matrix.shape[-1:]]
     rows_held = min(len(matrix), sum(math.prod(weights.shape(name)[:-1]) for name in names))
-    at = torch.linspace(0, rows_held - 1, min(ROWS_SOUGHT, rows_held)).long()
-    sought = [*matrix[at]]
+    sought = [*matrix[torch.linspace(0, rows_held - 1, min(ROWS_SOUGHT, rows_held)).long()]]
     for name in names:
         if sought:
             rows = weights.tensor(name).to(matrix.dtype).reshape(-1, matrix.shape[-1])
@@ -169,8 +168,7 @@ TOLERANCE = 1e-3
 
 def wrong_frequencies(model: Any, architecture: Architecture) -> Iterator[str]:
     """Yield the model's buffers of inverse frequencies that are not their closed form, where that is known."""
-    wanted = inverse_frequencies(architecture)
-    if wanted is None:
+    if (wanted := inverse_frequencies(architecture)) is None:
         return
     for name, buffer in model.named_buffers():
         if name.endswith("inv_freq"):
@@ -302,12 +300,10 @@ def _quantized_again(session: Session, weights: WeightFile, modules: dict[str, A
     for name in (name for name, size in sizes.items() if size == min(sizes.values()) and f"{name}.weight" in weights):
         held, state = modules[name].weight, modules[name].weight.quant_state
         # a script may load its base in another dtype than it computes in
-        declared = session.run.holds(Premise.DTYPES_DECLARED)
-        loaded = DTYPES[session.precision] if declared else state.dtype
+        loaded = DTYPES[session.precision] if session.run.holds(Premise.DTYPES_DECLARED) else state.dtype
         weight = weights.tensor(f"{name}.weight").to(session.device, loaded)
         own, own_scales = quantised(weight, block=state.blocksize, quant_type=state.quant_type, nested=state.nested)
-        values_differ = values(held) != own
-        scales_differ = (scales(held) - own_scales).abs() > SCALE_ROUNDING * own_scales
-        of_values, of_scales = values_differ.float().mean(), scales_differ.float().mean()
+        of_values = (values(held) != own).float().mean()
+        of_scales = ((scales(held) - own_scales).abs() > SCALE_ROUNDING * own_scales).float().mean()
         same[name] = bool(of_values <= VALUES_ON_THE_FENCE and of_scales <= SCALES_ON_THE_FENCE)
     return same

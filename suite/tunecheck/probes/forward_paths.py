@@ -167,8 +167,7 @@ class ForwardProbe(Probe[ForwardPaths | ForwardReference | LayerCalls]):
             self.emit(seen)
 
     def _count(self, *_: object) -> None:
-        under_way = torch._C._current_graph_task_id() != -1  # -1 where no backward pass is
-        self._counts.update(calls=1, recomputed=under_way)
+        self._counts.update(calls=1, recomputed=torch._C._current_graph_task_id() != -1)  # -1 where no backward pass is
 
     def _note(self, _module: object, args: tuple[torch.Tensor, ...], others: dict[str, object]) -> None:
         given = (value for value in (*args, *others.values()) if isinstance(value, torch.Tensor))

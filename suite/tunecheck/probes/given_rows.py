@@ -201,8 +201,7 @@ def _held(dataset: Any, size: int | None, wanted: set[Ids]) -> Counter[Ids] | No
     held: Counter[Ids] = Counter()
     for number in range(size):
         row = dataset[number]
-        ids = row.get("input_ids") if hasattr(row, "get") else None
-        if ids is None:
+        if (ids := row.get("input_ids") if hasattr(row, "get") else None) is None:
             return None
         if (found := tuple(ids.tolist() if hasattr(ids, "tolist") else map(int, ids))) in wanted:
             held[found] += 1

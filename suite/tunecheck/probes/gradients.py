@@ -158,8 +158,7 @@ class LayerGradientProbe(Probe[LayerGradients]):
 
 def _slope_error(layer: Any, hidden: torch.Tensor, others: dict[str, Any]) -> float:
     """Relative error of the slope of <layer(h) - h, v>, v random; not of the first token, whose states may be huge."""
-    generator = torch.Generator().manual_seed(0)
-    cotangent = torch.randn(hidden.shape, generator=generator).to(hidden)
+    cotangent = torch.randn(hidden.shape, generator=torch.Generator().manual_seed(0)).to(hidden)
     given = hidden.clone().requires_grad_(True)
 
     def value(states: torch.Tensor) -> torch.Tensor:
@@ -169,11 +168,9 @@ def _slope_error(layer: Any, hidden: torch.Tensor, others: dict[str, Any]) -> fl
         return projected
 
     with model_mode(layer, True):
-        (gradient,) = torch.autograd.grad(value(given), given)
-        gradient = gradient.clone()
+        gradient = torch.autograd.grad(value(given), given)[0].clone()
         gradient[:, 0] = 0
-        norm = float(gradient.norm())
-        if not norm:
+        if not (norm := float(gradient.norm())):
             return float("nan")
         errors = []
         for share in STEP_SHARES:
@@ -317,8 +314,7 @@ def _embedding(session: Session) -> list[tuple[str, tuple[Any, ...]]]:
 
 def _special_tokens(session: Session) -> frozenset[int]:
     """Return all special tokens: any may be an embedding's padding_idx, fixed before scripts choose other padding."""
-    tokenizer = session.tokenizer
-    special, added = (getattr(tokenizer, name, ()) for name in ("all_special_ids", "added_tokens_decoder"))
+    special, added = (getattr(session.tokenizer, name, ()) for name in ("all_special_ids", "added_tokens_decoder"))
     return frozenset({*special, *added, *special_tokens(session.model.config, "pad", "eos", "bos")})
 
 

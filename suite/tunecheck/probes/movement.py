@@ -220,8 +220,7 @@ def _is_as_built(tensor: torch.Tensor) -> bool:
     # Training soon moves one of many elements past that bound
     if tensor.ndim < 2 or not tensor.is_floating_point() or (count := tensor.numel()) < FEWEST_ELEMENTS:
         return False
-    bound = (len(tensor) / count) ** 0.5
-    elements = sample(tensor).float() / bound
+    elements = sample(tensor).float() / (len(tensor) / count) ** 0.5
     largest, count = float(elements.abs().max()), len(elements)
     spread = float(elements.square().mean()) * 3 - 1
     return 1 - EDGE / count < largest <= 1 + torch.finfo(tensor.dtype).eps and abs(spread) < EDGE / 2 * count**-0.5

@@ -61,8 +61,7 @@ class OracleProbe(Probe[Oracle | OwnRowsGradient]):
             means[OF_MEANS] = lambda: sum(alone([batch]) for batch in window)  # of a loop that declares nothing
         self._waiting = []
         for how, loss_backward in means.items():
-            dropping = without_dropout(session.model) if self._dropout else nullcontext()
-            with as_found(session.model), dropping:
+            with as_found(session.model), without_dropout(session.model) if self._dropout else nullcontext():
                 loss, gradients = _loss_and_gradients(self._parameters, loss_backward)
             # Until the trainer's are complete they would add 4 bytes a trained parameter to the run's peak on the card.
             gradients = [gradient.cpu() for gradient in gradients]
@@ -136,8 +135,7 @@ def _slope_error(
 ) -> float:
     """How far the loss's slope, each tensor moved along its unit gradient, is from the sum of the gradients' norms."""
     norms = torch.stack([norm.float() for norm in torch._foreach_norm(gradients)])
-    promised = float(norms.sum())
-    if not promised:
+    if not (promised := float(norms.sum())):
         return float("nan")
     width = SLOPE_SHARE * loss / promised
     losses = []

@@ -155,8 +155,7 @@ class PositionProbe(Probe[PositionGradients | RowsUsed]):
         self.emit(PositionGradients(step=step, padding_share=share**0.5, padding_guessed=self._guessed, **counts))
 
     def end(self, session: Session) -> None:
-        rows = [row for kept in self._kept for row in _rows_used(*kept)]
-        if not rows:
+        if not (rows := [row for kept in self._kept for row in _rows_used(*kept)]):
             return
         seen = RowsUsed(
             rows=len(rows),
@@ -235,8 +234,7 @@ class PositionProbe(Probe[PositionGradients | RowsUsed]):
         if isinstance(hidden, torch.Tensor) and torch.is_grad_enabled():
             shown = hidden >= 0 if hidden.is_floating_point() else hidden == 0
             found = (padded.filled(read) for read in self._rows_read if read.shape == hidden.shape)
-            known = [real for real in found if real is not None]
-            if known:  # of two texts the one that the mask fits
+            if known := [real for real in found if real is not None]:  # of two texts the one that the mask fits
                 self._look_at_mask(shown, min(known, key=lambda real: int((real & ~shown).sum())))
             self._rows_read = []
 
@@ -450,8 +448,7 @@ class PositionProbe(Probe[PositionGradients | RowsUsed]):
         """Count answers behind a prompt that is not learned, and those used from one position too late, or too far."""
         for read, used, _ in self._kept[self._before :]:
             of_shape = (b for b in window if b.input_ids.shape == read.shape)
-            batch = next((b for b in of_shape if b.input_ids.equal(read.to(b.labels.device))), None)
-            if batch is None:
+            if (batch := next((b for b in of_shape if b.input_ids.equal(read.to(b.labels.device))), None)) is None:
                 continue
             for labels, places in zip(batch.labels, used, strict=True):
                 learned = (labels != IGNORED).nonzero().flatten().tolist()

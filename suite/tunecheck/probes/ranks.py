@@ -103,8 +103,7 @@ class PaceProbe(Probe[Joined | Pace]):
         """Record this step's time; on a GPU its forward passes are long over."""
         tokens = sum(batch.input_ids.numel() for batch in session.exchange.share(session.window))
         if session.processes > 1 and tokens and len(self._begun) == len(self._ended):
-            seconds = sum(map(seconds_between, self._begun, self._ended))
-            self.emit(Pace(step=step, seconds=seconds, tokens=tokens))
+            self.emit(Pace(step=step, seconds=sum(map(seconds_between, self._begun, self._ended)), tokens=tokens))
 
     def _note(self, marks: list[Any]) -> None:
         if torch.is_grad_enabled():

@@ -182,8 +182,7 @@ def _is_uncalibrated(module: Any) -> bool:
     """Return whether a normalisation has its first statistics: files of old versions of torch count no batches."""
     if getattr(module, "num_batches_tracked", None) is None:
         return False
-    started = not module.num_batches_tracked and not module.running_mean.any()
-    return bool(started and (module.running_var == 1).all())
+    return not module.num_batches_tracked and not module.running_mean.any() and bool((module.running_var == 1).all())
 
 
 def _dropping(model: Any, resting: Collection[str]) -> tuple[str, ...]:
@@ -336,8 +335,7 @@ class OtherModelsProbe(Probe[OtherModelDrops | CutOff]):
         rest = [each for each in alike if not any(p.requires_grad and each.training for p in each.parameters())]
         apart = [each for each in rest if own.isdisjoint(p.data_ptr() for p in each.parameters() if not p.is_meta)]
         if apart:
-            names = sorted(f"another {type(each).__name__}" for each in apart)
-            self.emit(CutOff(tensors=(), replaced=tuple(names)))
+            self.emit(CutOff(tensors=(), replaced=tuple(sorted(f"another {type(each).__name__}" for each in apart))))
 
     def end(self, session: Session) -> None:
         for model, before in self._noisy.items():

@@ -225,7 +225,6 @@ def blocks(path: Path, split: str, length: int, tokenizer: Any) -> list[Tokens]:
     """
     text = " ".join(record["text"] for record in read_records(path, *TEXT))
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    cut = [tuple(ids[at : at + length]) for at in range(0, len(ids) - length + 1, length)]
-    if not cut:
+    if not (cut := [tuple(ids[at : at + length]) for at in range(0, len(ids) - length + 1, length)]):
         raise DataError(f"{path}: {len(ids)} tokens, less than one block of data.max_length {length}: add text")
     return [Tokens(f"{split}:{number}", block, (IGNORED, *block[1:])) for number, block in enumerate(cut)]

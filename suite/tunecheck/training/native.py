@@ -134,8 +134,7 @@ def token_weighted_loss(logits: torch.Tensor, labels: torch.Tensor, supervised_t
     The average of per-micro-batch means would give short rows too much weight (transformers issue 34191).
     """
     shifted = logits[:, :-1].flatten(0, 1).float()
-    total = F.cross_entropy(shifted, labels[:, 1:].flatten(), ignore_index=IGNORED, reduction="sum")
-    return total / supervised_tokens
+    return F.cross_entropy(shifted, labels[:, 1:].flatten(), ignore_index=IGNORED, reduction="sum") / supervised_tokens
 
 
 def clip_gradients(parameters: list[torch.nn.Parameter], max_norm: float | None) -> torch.Tensor:

@@ -109,8 +109,7 @@ class Meter:
     def _records(self) -> list[Record]:
         """Return what the sampling process printed, without a line that its death cut off."""
         records: list[Record] = []
-        lines = self._output.read_text(encoding="utf-8").splitlines() if self._child is not None else []
-        for line in lines:
+        for line in self._output.read_text(encoding="utf-8").splitlines() if self._child is not None else ():
             with contextlib.suppress(TraceError):
                 records.append(decode(line)[1])
         return records

@@ -140,13 +140,11 @@ class Card:
     def _listen(self) -> Any:
         wanted = sum(EVENTS) & (self._ask("nvmlDeviceGetSupportedEventTypes") or 0)
         events = self._reader.ask("nvmlEventSetCreate") if wanted else None
-        if events is None:
-            return None
-        try:
-            self._nvml.nvmlDeviceRegisterEvents(self._handle, wanted, events)
-        except self._nvml.NVMLError:  # not every user may subscribe
-            return None
-        return events
+        if events is not None:
+            with contextlib.suppress(self._nvml.NVMLError):  # not every user may subscribe
+                self._nvml.nvmlDeviceRegisterEvents(self._handle, wanted, events)
+                return events
+        return None
 
     def _news(self) -> tuple[tuple[int, ...], tuple[str, ...]]:
         """Return Xids and names of other events since the last call, without waiting."""

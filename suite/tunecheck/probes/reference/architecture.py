@@ -24,10 +24,7 @@ MODEL_TYPES = frozenset({"llama", "mistral", "qwen2"})
 """Architectures of this one form."""
 ROTARY = "rotary table"
 """The name of the cosines and sines that attention is handed, among calls and relations."""
-LINEARS = (
-    *(f"self_attn.{side}_proj" for side in "qkvo"),
-    *(f"mlp.{part}_proj" for part in ("gate", "up", "down")),
-)
+LINEARS = (*(f"self_attn.{side}_proj" for side in "qkvo"), *(f"mlp.{part}_proj" for part in ("gate", "up", "down")))
 
 HEAD_ROWS = 4096
 """Rows of the head's weight that are widened to fp32 at a time."""
@@ -41,8 +38,7 @@ Calls = dict[str, Kept]
 
 def has_formulas(architecture: Architecture, model: Any) -> bool:
     """Whether the formulas here are this architecture's, and the model's layers hold the linears that they name."""
-    extra = architecture.model_extra or {}
-    if architecture.model_type not in MODEL_TYPES or extra.get("rope_scaling"):
+    if architecture.model_type not in MODEL_TYPES or (architecture.model_extra or {}).get("rope_scaling"):
         return False
     return all({*LINEARS} <= {name for name, _ in layer.named_modules()} for layer in model.get_decoder().layers)
 
@@ -179,8 +175,7 @@ class WatchedLinears:
             weight: Any = getattr(module, "weight", None)
             linear = type(module) is torch.nn.Linear and weight.dim() == 2
             plain = linear and not hasattr(weight, "to_local") and not is_encoded(weight)
-            held = (plain or is_packed(weight)) and not (weight.requires_grad or weight.is_meta)
-            if held:
+            if (plain or is_packed(weight)) and not (weight.requires_grad or weight.is_meta):
                 hooks.after(module, partial(self._note, name))
 
     def errors(self) -> dict[str, float]:
@@ -304,8 +299,7 @@ def attention(
     behind = at[:, None] - at
     future = behind < 0
     if architecture.model_type == "mistral":  # its configuration's default; the others have no window
-        window = (architecture.model_extra or {}).get("sliding_window", 4096) or tokens
-        future |= behind >= window
+        future |= behind >= ((architecture.model_extra or {}).get("sliding_window", 4096) or tokens)
     mixed = []
     # one group after the other: all scores at once are gigabytes for a long row
     for queries, key, value in zip(torch.split(q, heads // groups), k, v, strict=True):
@@ -317,10 +311,9 @@ def attention(
 
 def _rotated(x: torch.Tensor, architecture: Architecture, at: torch.Tensor) -> torch.Tensor:
     """[heads, tokens, dim] turned by position x theta^(-2i/dim), halves paired as transformers pairs them."""
-    dim = x.shape[-1]
-    angles = _angles(at, dim, architecture, x)
+    angles = _angles(at, x.shape[-1], architecture, x)
     cos, sin = angles.cos(), angles.sin()
-    first, second = x[..., : dim // 2], x[..., dim // 2 :]
+    first, second = x.chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 
 

@@ -117,8 +117,7 @@ def dynamic_map() -> list[float]:
 
 def _twice(sizes: torch.Tensor) -> torch.Tensor:
     mean = sizes.mean()
-    missing = -sizes.numel() % NESTED_BLOCK
-    groups = torch.nn.functional.pad(sizes - mean, (0, missing)).view(-1, NESTED_BLOCK)
+    groups = torch.nn.functional.pad(sizes - mean, (0, -sizes.numel() % NESTED_BLOCK)).view(-1, NESTED_BLOCK)
     largest = groups.abs().amax(dim=1, keepdim=True)
     return (_nearest(groups / largest.clamp(min=1e-38), dynamic_map()) * largest).flatten()[: sizes.numel()] + mean
 

@@ -151,8 +151,7 @@ class Row:
     def begins_twice(self) -> bool:
         """Return whether the row begins with the same piece twice, as with a prompt before its prompt and answer."""
         for ids in (self.tokens, self.tokens[1:]):  # a start token may stand before the first
-            half = len(ids) // 2
-            ends = (end for end in range(FEWEST_AGAIN, half + 1) if ids[end : end + 2] == ids[:2])
+            ends = (end for end in range(FEWEST_AGAIN, len(ids) // 2 + 1) if ids[end : end + 2] == ids[:2])
             if any(ids[:end] == ids[end : 2 * end] and len({*ids[:end]}) > end // 2 for end in ends):
                 return True
         return False

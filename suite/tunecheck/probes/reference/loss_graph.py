@@ -43,8 +43,7 @@ class Scored(NamedTuple):
         row, at = (size // 2 for size in self.read.shape)
         places = torch.zeros_like(self.read, dtype=torch.bool)
         places[row, at] = True
-        pull = self._pull(places)
-        if pull is None or not at:
+        if (pull := self._pull(places)) is None or not at:
             return False
         behind = torch.cat([pull[row, at + 1 :], pull[row + 1 :, at], pull.new_zeros(1)]).max()
         return float(behind) <= LEAST_AHEAD * float(pull.max()) < float(pull[row, at])
@@ -53,8 +52,7 @@ class Scored(NamedTuple):
         """Return of each row, or column, whether its scores at this position depend on the token behind it."""
         places = torch.zeros_like(self.read, dtype=torch.bool)
         (places.t() if turned else places)[:, at] = True
-        pull = self._pull(places)
-        if pull is None:
+        if (pull := self._pull(places)) is None:
             return None
         pull = pull.t() if turned else pull
         return pull[:, at + 1] > LEAST_AHEAD * pull.amax(dim=1)
@@ -134,16 +132,14 @@ def scores_of(loss: torch.Tensor) -> Iterator[list[Scored]]:
         read = {n._saved_indices.numel() for n in looked_up}  # by a part of the scores, where rows begin with others
         made = next((edge for edge in reversed(way) if size_of(edge) // classes in read), way[-1])
         edge = GradientEdge(*made)
-        found = gradients(loss, [edge])
-        if found is None:
+        if (found := gradients(loss, [edge])) is None:
             continue
         (gradient,) = found
         last = gradient.shape[-1] == classes
         if not last and (gradient.ndim < 3 or gradient.shape[1] != classes):
             continue
         gradient = gradient if last else gradient.movedim(1, -1)
-        places = gradient.numel() // classes
-        fitting = (n for n in looked_up if n._saved_indices.numel() == places)
+        fitting = (n for n in looked_up if n._saved_indices.numel() == gradient.numel() // classes)
         yield [Scored(edge, gradient, last, n._saved_indices, n) for n in fitting]
 
 

@@ -110,8 +110,7 @@ class OwnLogits:
         self._within = False
         if self._gradients and not torch.is_grad_enabled():  # no pass of the training's
             return
-        logits = getattr(out, "logits", None)
-        if logits is None:
+        if (logits := getattr(out, "logits", None)) is None:
             return
         rows, kept = self._recognised(args, others), others.get("logits_to_keep", 0)
         if isinstance(kept, int):  # the last positions alone; 0 keeps all
@@ -150,8 +149,7 @@ class OwnLogits:
                 found.append(None)
                 continue
             same = [n for n in self._waiting if torch.equal(given[: len(self._rows[n][0])], self._rows[n][0])]
-            longest = max(same, key=lambda n: len(self._rows[n][0]), default=None)
-            if longest is not None:
+            if (longest := max(same, key=lambda n: len(self._rows[n][0]), default=None)) is not None:
                 self._waiting.remove(longest)
             else:  # a row that comes a second time is not foreign
                 self.foreign_rows += not any(torch.equal(given[: len(row)], row) for row, _ in self._rows)

@@ -180,8 +180,7 @@ class Raised:
     def __init__(self, call: Call, gradient: torch.Tensor) -> None:
         self.rows = read = call.rows.to(gradient.device)
         self.call, self.every = call, -(-read.numel() // LOOKED_AT)
-        looked_at = call.by_row(gradient.detach())[:, : -1 : self.every]
-        telling, raised = raised_by(looked_at)
+        telling, raised = raised_by(call.by_row(gradient.detach())[:, : -1 : self.every])
         self.masked = _masked(read[:, : -1 : self.every], raised, telling)
         telling &= (read[:, :-1] != read[:, 1:])[:, :: self.every]
         self.asked = telling & (raised == read[:, 1 :: self.every])

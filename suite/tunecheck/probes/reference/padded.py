@@ -28,8 +28,7 @@ def mask_of_decoder(model: Any, read: torch.Tensor, pads: Sequence[int]) -> torc
 
     None where nobody knows. It starts with a token that may be that of padding. Behind padding it predicts padding.
     """
-    named = {*pads, *special_tokens(model.config, "pad")} - special_tokens(model.config, "eos")
-    if not named:
+    if not (named := {*pads, *special_tokens(model.config, "pad")} - special_tokens(model.config, "eos")):
         return None
     real = ~torch.isin(read, torch.tensor([*named], device=read.device))
     real[:, 0] = True

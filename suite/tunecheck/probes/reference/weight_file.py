@@ -60,11 +60,8 @@ def is_drawn(model: Any) -> bool:
 
 
 def drawn_anew(model: Any, folder: Path) -> int:
-    """Return how many matrices a model as it was built has of the file's; 0 where any holds its values.
-
-    And where they are few, or others in number or size: the configuration then began another model. What was trained
-    on, merged or quantised since, is still like the file.
-    """
+    """Return how many matrices a model as it was built has of the file's; 0 where any is like the file's, also if
+    trained on, merged or quantised since, and where they are few, or others in number or size: then it is another model."""
     if not is_drawn(model):
         return 0
     weights, prefix = WeightFile(folder), f"{model.base_model_prefix}."
