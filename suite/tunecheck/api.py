@@ -71,9 +71,8 @@ def train(run: Run, folder: str | Path) -> Trace:
         require_usable(hardware)
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
-    runner = Runner(folder=path, environment=spelled(hardware), gpu=bool(hardware.visible_gpus))
     with nullcontext() if log.hasHandlers() else on_terminal():
-        return runner.execute(run)
+        return Runner(folder=path, environment=spelled(hardware), gpu=bool(hardware.visible_gpus)).execute(run)
 
 
 def judge(trace: Trace, overrides: Sequence[str] = ()) -> list[Finding]:

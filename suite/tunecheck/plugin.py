@@ -117,8 +117,7 @@ def asks_for_tiers(arguments: Iterable[str]) -> bool:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    tier = tier_of(metafunc.definition)
-    if tier is not None and "finding" in metafunc.fixturenames:
+    if (tier := tier_of(metafunc.definition)) is not None and "finding" in metafunc.fixturenames:
         metafunc.parametrize(("run", "check"), checks_of_tier(tier, metafunc.config.option), scope="module")
 
 

@@ -148,8 +148,7 @@ def _judge(options: argparse.Namespace) -> int:
     runs = [judged_again(trace, options.set, trace_file=str(path)) for trace, path in zip(traces, files, strict=True)]
     # as the session itself said: a run that was interrupted, or killed with its session, is no run that failed
     interrupted = any(run.interrupted for run in runs)
-    command = shown(["tunecheck", "judge", *map(str, files)])
-    report = report_on(traces, runs, interrupted=interrupted, command=command)
+    report = report_on(traces, runs, interrupted=interrupted, command=shown(["tunecheck", "judge", *map(str, files)]))
     answer(options, report, lambda console: print_report(report, console))
     return exit_code(report)
 
@@ -230,8 +229,7 @@ def _diff(options: argparse.Namespace) -> int:
     store, run = Store(history_file()), _full_name(options.run)
     if options.file:
         read_baseline(options.file)  # raises where it is none, also when there is nothing to compare it with
-    entries = store.entries(run=run, last=1)
-    if not entries:
+    if not (entries := store.entries(run=run, last=1)):
         _none_yet(run, options)
         return Exit.PASS
     comparisons, note = compare_to_history(entries[-1], store, options.file)

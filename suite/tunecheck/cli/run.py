@@ -87,8 +87,7 @@ def add_commands(commands: Any) -> None:
     fleet.add_argument("--nodes", type=_nodes, default="all", help=named)
     fleet.add_argument("--cpus", **COUNT, help="CPU cores per GPU")
     fleet.add_argument("--time", **TIME, default=1800.0, help="time limit per GPU (default 30min)")
-    silent = "time after which silent nodes are reported (default 1h)"
-    fleet.add_argument("--wait", **TIME, default=3600.0, help=silent)
+    fleet.add_argument("--wait", **TIME, default=3600.0, help="time after which silent nodes are reported (default 1h)")
     fleet.add_argument("--at-once", **COUNT, help="nodes to run at a time (default: all)")
     for name in ("partition", "account", "constraint", "qos"):
         fleet.add_argument(f"--{name}", metavar="NAME", help=f"Slurm's --{name}")
@@ -143,8 +142,7 @@ def _bench(options: argparse.Namespace) -> int:
     for trainer, reason in left_out.items():
         log.info(f"skipped: trainer {trainer}: {reason}")
     session = TierSession(command=shown(["tunecheck", *sys.argv[1:]]))
-    report = carry_out(runs, session)
-    if report is None:
+    if (report := carry_out(runs, session)) is None:
         return Exit.INTERRUPTED
     answer(options, plain_benchmarks(report.runs), lambda console: print_benchmark(report, console))
     print(f"report: {session.folder}")
@@ -346,8 +344,7 @@ def _fleet(options: argparse.Namespace) -> int:
 def _request(options: argparse.Namespace) -> Request:
     from tunecheck.fleet.session import new_request
 
-    known = options.resume or options.judge
-    if known:
+    if known := options.resume or options.judge:
         if options.what or options.engine:
             raise ConfigError([f"fleet: {known} defines the engine and the runs; remove both from the command"])
         if options.judge is None or (options.judge / REQUEST_FILE).exists():

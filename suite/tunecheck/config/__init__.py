@@ -40,8 +40,7 @@ def read_runs(
     """Load the runs of a tier, or `only` these of it; return them, and the errors of those that failed."""
     runs: list[Run] = []
     unusable: dict[RunFile, ConfigError] = {}
-    paths = list(dict.fromkeys(file.path for file in only if file.tier == tier)) if only else run_files(tier)
-    for path in paths:
+    for path in dict.fromkeys(file.path for file in only if file.tier == tier) if only else run_files(tier):
         try:
             documents = _documents(path, overrides, card)
         except ConfigError as error:
@@ -82,8 +81,7 @@ def find_run(name: str, *, also: Collection[str] = ()) -> RunFile:
             raise ConfigError([f"there is no file {name!r}; `tunecheck list` shows the runs by name"])
         file = RunFile(Path(name))
         if file.tier not in TIERS:
-            unreadable = parse(file.path, shown(file.path)).problems
-            raise ConfigError(unreadable or [f"{name}: tier: {_unknown_tier(file)}"])
+            raise ConfigError(parse(file.path, shown(file.path)).problems or [f"{name}: tier: {_unknown_tier(file)}"])
         return file
     sources = dict.fromkeys([*map(RunFile, run_files()), *run_sources()])  # a comparison by its file, too
     matches = [source for source in sources if name in (source.name, source.id)]
@@ -183,8 +181,7 @@ def _run(document: Document, file: RunFile) -> Run:
         rule = f"should be that of the file's folder, {file.tier!r}: leave it out (got {written!r})"
         document.report(("tier",), rule)
     report_limits(document)
-    run = validated(Run, document)
-    if run is not None:
+    if (run := validated(Run, document)) is not None:
         run._places.update(document.places)
         if not (broken := [*broken_rules(run)]):
             report_unanswerable(document, run.features)

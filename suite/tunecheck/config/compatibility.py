@@ -53,8 +53,7 @@ def _model(run: Run) -> Broken:
     elif heads % groups:
         yield "model.architecture.num_key_value_heads", f"should divide num_attention_heads, {heads} (got {groups})"
     if length > (positions := architecture.max_position_embeddings):
-        rule = f"should be at most {positions}, the model's max_position_embeddings (got {length})"
-        yield "data.max_length", rule
+        yield "data.max_length", f"should be at most {positions}, the model's max_position_embeddings (got {length})"
 
 
 def _adapters(run: Run) -> Broken:
@@ -160,8 +159,7 @@ def incompatibilities(run: Run) -> Broken:
     architecture = run.model.architecture
     if architecture.model_type in KNOWN_TYPES:
         # all layers are alike: 8 are more than any strategy has to tell apart, and a typo must not fill the memory
-        layers = min(architecture.num_hidden_layers, 8)
-        fewer = architecture.model_copy(update={"num_hidden_layers": layers})
+        fewer = architecture.model_copy(update={"num_hidden_layers": min(architecture.num_hidden_layers, 8)})
         shortened = run.model_copy(update={"model": run.model.model_copy(update={"architecture": fewer})})
         try:
             trained_shapes(shortened, tensor_shapes(fewer))

@@ -34,8 +34,7 @@ def validated(schema: type[S], document: Document) -> S | None:
 
 def loaded(schema: type[S], document: Document) -> S:
     """Return the document as this type. Raises ConfigError with its problems and those of the schema."""
-    section = validated(schema, document)
-    if section is None or document.problems:
+    if (section := validated(schema, document)) is None or document.problems:
         raise ConfigError(document.problems)
     return section
 
@@ -96,8 +95,7 @@ def _walk(schema: type[BaseModel], location: Iterable[str | int]) -> tuple[KeyPa
     models, holder = [schema], schema
     for part in location:  # which has one level more: in a list of tagged unions, the tag follows the index
         kinds = [(model, model.model_fields.get("kind")) for model in models if len(models) > 1]
-        tagged = [model for model, kind in kinds if kind and part in get_args(kind.annotation)]
-        if tagged:
+        if tagged := [model for model, kind in kinds if kind and part in get_args(kind.annotation)]:
             models = tagged
             continue
         path.append(str(part))

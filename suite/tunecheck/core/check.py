@@ -229,15 +229,12 @@ def holding(sentences: Mapping[str, object]) -> list[str]:
 
 def some(names: tuple[str, ...] | list[str], limit: int = 4) -> str:
     """Join the first few names, and the number of the others, for a sentence."""
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + more
+    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
 
 
 def relative_error(value: float, wanted: float) -> float:
     """Return |value - wanted| / |wanted|: 0 when they are equal, infinite when only the wanted one is 0."""
-    if value == wanted:
-        return 0.0
-    return abs(value - wanted) / abs(wanted) if wanted else math.inf
+    return 0.0 if value == wanted else abs(value - wanted) / abs(wanted) if wanted else math.inf
 
 
 def or_infinite(value: float) -> float:
@@ -261,8 +258,7 @@ class NumericCheck(Check):
         # A base in 8 bit rounds what a layer is given to 127 steps in fp32 too. Two orders of a sum that differ in the
         # last place then differ by a step somewhere (LLM.int8, arXiv 2208.07339).
         in_8_bit = any("int8" in census.frozen_dtypes for census in trace.records(Census))
-        fine = trace.one(Setup).exact and not in_8_bit
-        return self.max_error_fp32 if fine else self.max_error_16bit
+        return self.max_error_fp32 if trace.one(Setup).exact and not in_8_bit else self.max_error_16bit
 
 
 def binary_digits(value: float) -> int:

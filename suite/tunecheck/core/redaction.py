@@ -189,8 +189,7 @@ def _known_values(command: Sequence[str] = ()) -> list[str]:
     named = [value for name, value in os.environ.items() if _is_secret(name, value)]
     named += [secret for words in (sys.argv, command) for secret in _secrets_of(tuple(words))]
     rare = {value for value in named if not _COMMON.fullmatch(value)}
-    paths = {value for value in rare if len(value) < 4096 and "\0" not in value and os.path.exists(value)}
-    rare -= paths
+    rare -= {value for value in rare if len(value) < 4096 and "\0" not in value and os.path.exists(value)}
     rare |= {other for value in rare for other in (urllib.parse.quote(value, ""), json.dumps(value)[1:-1])}
     return sorted(rare, key=len)[::-1]
 

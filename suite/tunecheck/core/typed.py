@@ -50,8 +50,7 @@ def build(hint: Any, value: Any, *, partial: bool = False) -> Any:
         return {key: build(arguments[1], item, partial=partial) for key, item in value.items()}
     if hint is float:
         number = isinstance(value, int | float) and not isinstance(value, bool)
-        spelled = value in ("nan", "inf", "-inf")  # JSON has no such numbers
-        return float(_require(number or spelled, value, hint))
+        return float(_require(number or value in ("nan", "inf", "-inf"), value, hint))  # JSON has no such numbers
     if isinstance(hint, type) and issubclass(hint, Enum):
         return hint(value)
     return _require(type(value) is hint, value, hint)  # of a bool, which is an int too, and of None

@@ -132,8 +132,7 @@ def _tail(log: Path) -> str:
 
 def condensed(own: Path, new: Iterable[Path], begun: Answer) -> Answer:
     """Return the answer with the last of these sessions, if any; one that was killed is judged from its traces."""
-    folders = sorted(path for path in new if path.is_dir() and any(path.glob("*.json*")))
-    if not folders:
+    if not (folders := sorted(path for path in new if path.is_dir() and any(path.glob("*.json*")))):
         return begun
     folder = folders[-1]
     report = session_report(folder)

@@ -103,8 +103,7 @@ class FleetSession:
 
     def judged(self, heard: Collection[Heard]) -> FleetReport:
         """Judge what there is and write fleet.json, the page and the list of nodes to drain."""
-        answers = [one.answer for one in heard if one.answer]
-        if answers:
+        if answers := [one.answer for one in heard if one.answer]:
             oldest = min(answers, key=lambda answer: answer.ended_at)
             if (age := time.time() - oldest.ended_at) > self._wait_seconds:
                 self._notes.append(f"the oldest answer, that of {oldest.place}, is {human_seconds(age)} old")
@@ -229,8 +228,7 @@ def gathered(folder: Path, nodes: str, silent_seconds: float) -> list[Heard]:
     """
     closed: list[OSError] = []
     fleets = _fleets(folder, closed)
-    said = grouped((one.place.name, one) for fleet in fleets for one in _told(fleet, folder))
-    if not said:
+    if not (said := grouped((one.place.name, one) for fleet in fleets for one in _told(fleet, folder))):
         raise TraceError(f"{folder}: holds no answer of a fleet; give a fleet's folder, or one with several fleets")
     newest = min(max(one.asked_at for of_place in said.values() for one in of_place), time.time())
     found = []
@@ -244,8 +242,7 @@ def gathered(folder: Path, nodes: str, silent_seconds: float) -> list[Heard]:
             reason = f"it did not begin; its last answer is {human_seconds(late)} older than the newest request"
             last.missing, last.answer = f"{reason}: status {last.answer.status} then", None
         found.append(last)
-    there = {one.place.node for one in found}
-    return [*found, *map(Heard, [*_closed(folder, closed), *_never_asked(there, nodes)])]
+    return [*found, *map(Heard, [*_closed(folder, closed), *_never_asked({one.place.node for one in found}, nodes)])]
 
 
 def _fleets(folder: Path, closed: list[OSError]) -> list[Path]:

@@ -45,8 +45,7 @@ def baseline_file(folder: Path, run: str, device: str) -> Path:
 
 def accepted_from(entries: Sequence[HistoryEntry], *, run: str) -> AcceptedBaseline:
     """Return the baseline of the last entry's key, from its passed entries. Raises HistoryError for too few."""
-    passed = [entry for entry in entries if entry.outcome == "pass"]
-    same = [entry for entry in passed if entry.key == entries[-1].key]
+    same = [entry for entry in entries if entry.outcome == "pass" and entry.key == entries[-1].key]
     figures = {
         name: _rounded(baseline_of(values))
         for name in FIGURES

@@ -58,8 +58,7 @@ _Side = tuple[RunReport, HistoryEntry | None]
 def compare(a: Path, b: Path, store: Store) -> list[Comparison]:
     """Compare the runs of both sessions or traces. Raises SuiteError for what cannot be read, or has none in common."""
     first, second = _sides(a), _sides(b)
-    names = [name for name in first if name in second]
-    if not names:
+    if not (names := [name for name in first if name in second]):
         theirs = "; ".join(", ".join(side) or "none" for side in (first, second))
         raise TraceError(f"{a} and {b} have no run in common: {theirs}")
     return [_compared(name, first[name], second[name], store) for name in names]

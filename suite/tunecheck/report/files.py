@@ -93,9 +93,8 @@ def _finding_trouble(run_name: str, finding: Finding) -> tuple[str, str, str] | 
 
 
 def _properties(run: RunReport, report: Report) -> Iterator[tuple[str, str]]:
-    values = {name: getattr(run, name) for name in _OF_A_RUN}
-    values |= {"loss_start": run.probe_loss_start, "loss_end": run.probe_loss_end}
-    yield from facts(values)
+    yield from facts({name: getattr(run, name) for name in _OF_A_RUN})
+    yield from facts({"loss_start": run.probe_loss_start, "loss_end": run.probe_loss_end})
     yield "tunecheck_version", report.tunecheck_version
     yield from facts(report.environment.get("versions") or {}, "version.")
 

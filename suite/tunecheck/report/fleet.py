@@ -171,8 +171,7 @@ def watcher(console: Console) -> Iterator[Callable[..., None]]:
 
 def _state(heard: Heard) -> str:
     """Return the state of a place, once it has answered what it said; empty for one that is not asked now."""
-    answer = heard.answer
-    if answer is None or heard.state != "answered":
+    if (answer := heard.answer) is None or heard.state != "answered":
         return heard.said
     if answer.problem:
         return f"problem: {answer.problem}"

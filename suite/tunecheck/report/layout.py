@@ -26,17 +26,15 @@ class PlainTable(Table):
 
     def add_row(self, *cells: Any, **settings: Any) -> None:
         """Add a row, whose text may be of foreign origin: it is no markup and sends no escape sequence."""
-        plain = (Text(printable(cell)) if isinstance(cell, str) else cell for cell in cells)
-        super().add_row(*plain, **settings)
+        super().add_row(*(Text(printable(cell)) if isinstance(cell, str) else cell for cell in cells), **settings)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield the table, or its rows as lists below each other: "heading: value"."""
         if console.width >= NARROW_COLUMNS:
             yield from super().__rich_console__(console, options)
             return
-        heads = [str(column.header) for column in self.columns]
         for row in zip(*(column.cells for column in self.columns), strict=True):
-            for head, cell in zip(heads, row, strict=True):
+            for head, cell in zip([str(column.header) for column in self.columns], row, strict=True):
                 text = cell if isinstance(cell, Text) else Text(str(cell))
                 if text := Text(" ").join(text.split("\n")):  # its lines are those of a column
                     yield Text.assemble((f"{head}: ", "bold"), text) if head else text

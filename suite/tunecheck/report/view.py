@@ -78,11 +78,9 @@ class Failure(Frozen):
         lines = [f"{self.run}: {self.check}" if self.run else self.check]
         for label, text in self.rows:
             head = f"  {label}".ljust(indent)
-            lines.append(
-                _Wrapper(columns, initial_indent=head, subsequent_indent=" " * indent, break_on_hyphens=False)
-                .fill(_LONG_WORD.sub(lambda word: word[0].replace(".", f".{_BREAK}"), one_line(text)))
-                .replace(_BREAK, "")
-            )
+            wrapper = _Wrapper(columns, initial_indent=head, subsequent_indent=" " * indent, break_on_hyphens=False)
+            breakable = _LONG_WORD.sub(lambda word: word[0].replace(".", f".{_BREAK}"), one_line(text))
+            lines.append(wrapper.fill(breakable).replace(_BREAK, ""))
         return "\n".join(lines)
 
 

@@ -371,9 +371,8 @@ def verdict_of(runs: Sequence[RunReport], interrupted: bool) -> Verdict:
 
 def exit_code(report: Report) -> int:
     """Return the exit status of a session: that of its verdict, which may be stricter than its runs."""
-    misconfigured = any(run.misconfigured for run in report.runs)
-    outcomes = {run.outcome for run in report.runs}
-    status = status_of(outcomes, interrupted=report.interrupted, misconfigured=misconfigured)
+    wrong = any(run.misconfigured for run in report.runs)
+    status = status_of({run.outcome for run in report.runs}, interrupted=report.interrupted, misconfigured=wrong)
     return {"pass": Exit.PASS, "fail": Exit.FAIL, "inconclusive": status or Exit.UNJUDGED}[report.verdict]
 
 
@@ -401,8 +400,7 @@ def _outcome(main: Attempt | None, findings: Sequence[Finding]) -> tuple[Outcome
         return "fail", stopped
     if stopped:
         return "error", stopped
-    open_checks = [f.check for f in findings if f.status is Status.UNJUDGED and not f.expected]
-    if open_checks:
+    if open_checks := [f.check for f in findings if f.status is Status.UNJUDGED and not f.expected]:
         return "inconclusive", f"checks without the evidence they need: {', '.join(open_checks)}"
     if not any(finding.status is Status.PASSED for finding in findings):
         return "inconclusive", "not one check was judged"

@@ -21,8 +21,7 @@ MIB = 2**20
 FEWEST_SESSIONS = 8
 """Below that a median absolute deviation says little."""
 MOST_SESSIONS = 30
-"""Older sessions no longer count: a changed machine becomes the baseline in time. A baseline that shall not move is
-accepted into a file."""
+"""Older sessions do not count: a changed machine becomes the baseline in time, but for one accepted into a file."""
 
 Status = Literal["steady", "better", "suspect", "worse", "no baseline"]
 """suspect: worse for the first time, where it takes two sessions in a row."""
@@ -119,8 +118,7 @@ def baseline_of(values: Sequence[float], most: int = MOST_SESSIONS) -> FigureBas
 
 def limit(figure: Figure, baseline: FigureBaseline) -> float:
     """Return the last value that is not worse than the baseline."""
-    scatter = 5 * 1.4826 * baseline.deviation
-    room = max(scatter, figure.floor_share * abs(baseline.median), figure.floor)
+    room = max(5 * 1.4826 * baseline.deviation, figure.floor_share * abs(baseline.median), figure.floor)
     # Of a rate the reciprocal is judged, the time for one: noise adds time, and no scatter allows a rate of nothing.
     if figure.lower_is_better:
         return baseline.median + room

@@ -1,11 +1,8 @@
-"""Several runs side by side: those of a comparison, ranked, and those of a benchmark, by trainer.
+"""Several runs side by side, from their traces: those of a comparison, ranked, and those of a benchmark, by trainer.
 
-What each run of a comparison trained, its results, its costs, from the traces alone. A run that was not judged good has
-no rank: its numbers may be those of a broken training.
-
-A benchmark is the same training by each of several trainers, several times in turns. Rates and peaks are medians over
-the turns. Ratios are taken within a turn, between trainings that follow each other on the same machine, so that what
-slows the whole machine for a while cancels.
+A run of a comparison that was not judged good has no rank: its numbers may be those of a broken training. A benchmark
+is the same training by several trainers, in turns: rates and peaks are medians over the turns; ratios are taken within
+a turn, between trainings that follow each other on one machine, so that what slows all of it for a while cancels.
 """
 
 import math

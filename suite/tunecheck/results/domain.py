@@ -1,10 +1,9 @@
 """Attribute a failure to workload, hardware or environment.
 
 The order of the rules matters. A hardware fault explains everything, and no result counts beside it. Other GPU
-processes, a busy CPU and throttling explain a slow run and never excuse a wrong loss; nor do they explain memory, which
-is judged by the process's own allocator. What remains is attributed to the workload, if the machine was watched and a
-fresh process agrees, where the run has one. In a script of the user's own, it comes with the lines that take part in
-what the check is about.
+processes, a busy CPU and throttling explain a slow run, no wrong loss, and no memory, which is judged by the process's
+own allocator. What remains is the workload's, if the machine was watched and a fresh process agrees, where the run has
+one; in a script of the user's own it comes with the lines that take part in what the check is about.
 """
 
 import dataclasses
@@ -99,8 +98,7 @@ def _by_repeat(trace: Trace, finding: Finding) -> Attribution | None:
     """Attribute by a repeat in a fresh process; None without one that finished."""
     repeats = [one for one in trace.attempts if one.start.purpose == AttemptPurpose.REPEAT and one.finished]
     first = {step.step: step.loss for step in trace.records(Step)}
-    pairs = [(first.get(step.step), step.loss) for repeat in repeats for step in repeat.all(Step)]
-    if not pairs:
+    if not (pairs := [(first.get(step.step), step.loss) for repeat in repeats for step in repeat.all(Step)]):
         return None
     if all(repr(before) == repr(after) for before, after in pairs):  # by their spelling, so that NaN equals NaN
         if finding.check == "repeat_equals":

@@ -50,8 +50,7 @@ def session_report(folder: Path) -> Report:
     """
     if (folder / VERDICT_FILE).exists():
         return VERDICTS.read(folder / VERDICT_FILE)
-    files = listed(folder, "*.jsonl")
-    if not files:
+    if not (files := listed(folder, "*.jsonl")):
         raise TraceError(
             f"{folder}: holds neither {VERDICT_FILE} nor a trace (*.jsonl); name the folder of a session, such as "
             "reports/runs/<session>"

@@ -249,8 +249,7 @@ def require_card(device: Any, cards: Sequence[str] | None) -> None:
     card = next(iter(cards or ()), "")
     leased, seen = bare_uuid(card).lower(), bare_uuid(shown).lower()
     # torch may not tell a UUID, and a MIG instance's in other words
-    comparable = card.startswith("GPU-") and len(leased) == len(seen) == 36
-    if comparable and leased != seen:
+    if card.startswith("GPU-") and len(leased) == len(seen) == 36 and leased != seen:
         raise Unsupported(
             f"the run has a lease on {card}, but torch shows {shown}: CUDA was initialised before {VISIBLE} was set. "
             "What to do: run without --in-process, or set that variable yourself"

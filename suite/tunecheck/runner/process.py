@@ -85,8 +85,7 @@ def run_child(
 def _served(exit_code: int | None) -> bool:
     """Return whether the fork server lives, which alone knows its child's exit status; True where none is used."""
     # multiprocessing reaps it when it starts the next. Killed, it closes its pipes a moment before it counts as dead
-    pid = getattr(forkserver._forkserver, "_forkserver_pid", None)
-    if pid is None:
+    if (pid := getattr(forkserver._forkserver, "_forkserver_pid", None)) is None:
         return True
     until = time.monotonic() + (GRACE_SECONDS if exit_code == UNKNOWN_STATUS else 0)
     with contextlib.suppress(psutil.NoSuchProcess):

@@ -139,8 +139,7 @@ def hanging(request: Request) -> str:
     time.sleep(STACK_SECONDS)
     places = {rank: _place(_beside(request, rank, "stack")) for rank in ranks}
     # one that waits in a collective is a consequence of one that does not come
-    awaited = {rank: place for rank, (place, waits) in places.items() if not waits}
-    if not awaited:
+    if not (awaited := {rank: place for rank, (place, waits) in places.items() if not waits}):
         return "; every rank waits for the others: " + _told({rank: place for rank, (place, _) in places.items()})
     waiting = [str(rank) for rank in ranks if rank not in awaited]
     return f"; {_told(awaited)}" + (f", while rank {', '.join(waiting)} waited for it" if waiting else "")

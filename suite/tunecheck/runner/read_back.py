@@ -116,8 +116,7 @@ def merged_share(before: dict[str, torch.Tensor], merged: Any, saved: Path, lora
         start = rows.to(weight.dtype).float()  # unpacked 4-bit weights lie on the dtype's grid when they merge
         got = _rows(weight) - start
         wanted = _with_adapter(start, file, name, lora).to(weight.dtype).float() - start
-        length = float(wanted.double().square().sum())
-        if length:
+        if length := float(wanted.double().square().sum()):
             shares[name] = float((got.double() * wanted.double()).sum()) / length
     at = max(shares, key=lambda name: abs(shares[name] - 1), default="")
     return shares.get(at), at
@@ -129,8 +128,7 @@ def _with_adapter(before: torch.Tensor, file: WeightFile, name: str, lora: Any) 
     b, a = file.tensor(f"{prefix}B.weight")[rows].float(), file.tensor(f"{prefix}A.weight").float()
     together: torch.Tensor = before + lora.scale_of(name) * (b @ a)
     if lora.use_dora:
-        magnitude = file.tensor(f"{prefix}magnitude_vector")[rows].float()
-        together = together * (magnitude / together.norm(dim=1))[:, None]
+        together = together * (file.tensor(f"{prefix}magnitude_vector")[rows].float() / together.norm(dim=1))[:, None]
     return together
 
 

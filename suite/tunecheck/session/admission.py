@@ -21,8 +21,7 @@ def obstacle(run: Run, hardware: Hardware) -> str | None:
         return None
     if not hardware.visible_gpus:
         return f"needs {_gpu(run)}; {no_gpu(hardware)}" if _only_on_gpu(run) else None
-    cards = hardware.usable_gpus
-    if not cards:
+    if not (cards := hardware.usable_gpus):
         return "needs a GPU to compute on; the compute mode of every GPU here is prohibited"
     if len(cards) < run.gpus:
         return f"needs {run.gpus} GPUs, one for each process; this machine shows {len(cards)}"

@@ -152,8 +152,7 @@ class AttemptStart(Record):
     @property
     def explanation(self) -> str:
         """Reason, error and skipped fallback steps in one line."""
-        reason = f"{self.reason}: {self.detail}" if self.detail else str(self.reason)
-        return "; ".join([reason, *self.skipped_steps])
+        return "; ".join([f"{self.reason}: {self.detail}" if self.detail else str(self.reason), *self.skipped_steps])
 
     @property
     def configuration(self) -> str:

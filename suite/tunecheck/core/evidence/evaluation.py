@@ -128,9 +128,8 @@ class Merged(Record):
     adapters_left: tuple[str, ...]
     packed_left: tuple[str, ...]
     share: float | None = None
-    """How much of the adapter is in the merged weights, 1 for all of it: their change along the one that arithmetic of
-    our own gives, rounded to their dtype, over that one's length; of the module furthest from 1. None where the
-    rounding leaves no change."""
+    """How much of the adapter is in the merged weights, 1 for all of it: their change along that of our own arithmetic,
+    rounded to their dtype, over its length; of the module furthest from 1. None where rounding leaves none."""
     share_at: str = ""
     rounding: float | None = None
     """Largest difference over the largest logit, the base as it was loaded in the run's arithmetic against fp32; None

@@ -45,14 +45,13 @@ def page_html(report: Report, folder: Path) -> str:
     each = max(1, len(runs))
     shares = {name: min(most, max(fewest, of_page // each)) for name, (of_page, fewest, most) in SHARES.items()}
     traces = {run["view"].name: run["trace"] for run in runs if run["trace"]}
-    compared = [(comparison, tables.said(comparison, traces)) for comparison in view.side_by_side]
     script = verbatim("page.js")
     return template("page.html.jinja").render(
         session=view,
         report=report,
         runs=runs,
         settings=len(runs) <= 5,  # of more of them the configuration is in the traces, each one's first line
-        comparisons=compared,
+        comparisons=[(comparison, tables.said(comparison, traces)) for comparison in view.side_by_side],
         firsts={},
         style=verbatim("page.css", "rows.css"),
         script=script,

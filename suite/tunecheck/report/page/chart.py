@@ -65,9 +65,8 @@ class Chart(Frozen):
         span = high - low if high - low > FLAT * abs(high) else abs(high)
         room = 0.05 * span or 1.0  # above and below the curves
         bottom = max(0.0, low - room) if low >= 0 else low - room
-        counted = all(float(x).is_integer() for x in xs)
         return (
-            Scale(min(xs), max(xs), LEFT, WIDTH - RIGHT, whole=counted),
+            Scale(min(xs), max(xs), LEFT, WIDTH - RIGHT, whole=all(float(x).is_integer() for x in xs)),
             Scale(bottom, high + room, HEIGHT - BOTTOM, TOP),
         )
 
@@ -108,8 +107,7 @@ def _extremes(points: Sequence[Point]) -> Iterator[Point]:
 
 
 def _course(points: Sequence[Point]) -> str:
-    finite = [y for _, y in points if math.isfinite(y)]
-    if not finite:
+    if not (finite := [y for _, y in points if math.isfinite(y)]):
         return f"{len(points)} values, none finite"
     words = f"{len(points)} values, first {figure(points[0][1])}, last {figure(points[-1][1])}"
     words += f", lowest {figure(min(finite))}, highest {figure(max(finite))}"

@@ -57,9 +57,8 @@ def _loss(main: Attempt, min_fall: float | str | None, unit: str) -> Chart:
     limits = {}
     if isinstance(min_fall, int | float) and probe and math.isfinite(probe[0][1]):
         limits["loss_falls: the probe batch must end at or below"] = probe[0][1] * (1 - min_fall)
-    training = [(step.step, step.loss) for step in main.all(Step)]
     note = "The training loss scatters with its rows; the probe batch is always the same." if probe else ""
-    curves = {"training": training, "probe batch": probe, "held-out rows": heldout}
+    curves = {"training": [(s.step, s.loss) for s in main.all(Step)], "probe batch": probe, "held-out rows": heldout}
     return _over_steps("Loss", unit, curves, limits=limits, note=note)
 
 
@@ -104,8 +103,7 @@ def _bar(at: float, seconds: float, held_bytes: int | None) -> list[Point]:
 
 def trends(report: Report, run: RunReport, trace: Trace, folder: Path) -> tuple[list[Chart], str]:
     """Chart the last sessions of this run's key by figure; also return why not. Nothing for a run without a history."""
-    entry = history_entry(run, trace, session=folder.name, started_at=report.started_at)
-    if entry is None:
+    if (entry := history_entry(run, trace, session=folder.name, started_at=report.started_at)) is None:
         return [], ""
     try:
         before = Store(history_file(folder.parent)).entries(key=entry.key, before=entry.started_at, last=MOST_SESSIONS)

@@ -2,7 +2,6 @@
 
 A wrong product that raises no error, silent data corruption, passes every check of its own node where it is small. It
 cannot be told from another version of a library by one node, nor by two; by a majority of nodes of one kind it can.
-
 A node that is slower, larger, hotter or lower in clock than others is found by the rule of previous sessions
 (tunecheck.results.baseline): beyond median + max(5 x 1.4826 x MAD, the floor). A single session says less than two in a
 row, so the floors are wider here, and only the speed decides anything.
