@@ -60,8 +60,10 @@ def is_drawn(model: Any) -> bool:
 
 
 def drawn_anew(model: Any, folder: Path) -> int:
-    """Return how many matrices a model as it was built has of the file's; 0 where any is like the file's, also if
-    trained on, merged or quantised since, and where they are few, or others in number or size: then it is another model."""
+    """Return how many matrices a model as it was built has of the file's; 0 where any is like the file's.
+
+    Also 0 where they were trained, merged or quantised since, are few, or others in number or size: another model's.
+    """
     if not is_drawn(model):
         return 0
     weights, prefix = WeightFile(folder), f"{model.base_model_prefix}."
