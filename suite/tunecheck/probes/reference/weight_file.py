@@ -60,9 +60,10 @@ def is_drawn(model: Any) -> bool:
 
 
 def drawn_anew(model: Any, folder: Path) -> int:
-    """Return how many matrices a model as it was built has of the file's; 0 where any is like the file's.
+    """Return how many matrices a model as it was built has of the file's; 0 where any holds its values.
 
-    Also 0 where they were trained, merged or quantised since, are few, or others in number or size: another model's.
+    And where they are few, or others in number or size: the configuration then began another model. What was trained
+    on, merged or quantised since, is still like the file.
     """
     if not is_drawn(model):
         return 0
