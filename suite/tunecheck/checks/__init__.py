@@ -67,8 +67,7 @@ def asked_of(features: Collection[str], settings: Mapping[str, Any]) -> dict[str
     `settings` maps a check to its limits, or to "off". Raises ValueError for a check that does not exist or does not
     apply to the run.
     """
-    problems = [problem for name in settings if (problem := problem_with(name, features))]
-    if problems:
+    if problems := [problem for name in settings if (problem := problem_with(name, features))]:
         raise ValueError("; ".join(problems))
     return {
         name: check(**(settings.get(name) or {}))

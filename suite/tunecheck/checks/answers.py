@@ -129,8 +129,7 @@ class LabelsAsConfigured(Check):
         if seen.beginnings >= seen.rows > 1:
             told["every row is supervised at its start and none at its end: the prompt, not the answer"] = ""
         if (masked := trace.run.masked) and seen.first_token_supervised == seen.rows:
-            words = f"{masked}_only_loss is declared, but every row is supervised from its first token"
-            told[words] = PROMPTS_LEARNED
+            told[f"{masked}_only_loss is declared, but every row is supervised from its first token"] = PROMPTS_LEARNED
         for known in trace.records(evidence.BaseTokens):
             if known.tokens >= ENOUGH and known.other > self.max_other_share * known.tokens:
                 words = f"{known.other} of {known.tokens} tokens have another id in the base model's tokenizer"
@@ -203,20 +202,17 @@ class AnswersEnd(Check):
         if unfilled >= self.min_unfilled and unfilled / turns > self.max_unfilled_share:
             detail = f"{unfilled} of {turns} assistant turns are empty, next to another one"
             return self.at_most(unfilled / turns, self.max_unfilled_share, detail, causes=[TURN_OPENED])
-        if unopened >= ENOUGH and unopened > self.max_unopened_share * len(seen):
-            share = unopened / len(seen)
+        if unopened >= ENOUGH and unopened > (limit := self.max_unopened_share) * len(seen):
             detail = f"{unopened} of {len(seen)} rows have the template's user turn and no assistant turn"
-            return self.at_most(share, self.max_unopened_share, detail, meant=OTHER_FORM, causes=[NO_HEADER])
+            return self.at_most(unopened / len(seen), limit, detail, meant=OTHER_FORM, causes=[NO_HEADER])
         rows = _distinct(seen)
         longest = max((row.tokens for row in rows), default=0)
         answers = [row for row in rows if row.learned and row.first > 1]
         required(answers, "every row is supervised in full, as with plain text")
-        ended = sum(row.ended for row in answers)
         loose = [r for r in answers if not (r.ended or r.behind or r.tokens == longest)]
-        whole = enough(ended + len(loose), ENOUGH, "untruncated answers")
+        whole = enough(sum(row.ended for row in answers) + len(loose), ENOUGH, "untruncated answers")
         share = len(loose) / whole
-        reason = _needs_no_end(loose) if share > self.max_open_share else ""
-        required(not reason, reason)
+        required(not (reason := _needs_no_end(loose) if share > self.max_open_share else ""), reason)
         detail = f"{len(loose)} of {whole} untruncated answers have no end token"
         if share > self.max_open_share and (tokens := _common_length(loose)):
             detail += f", and the same length of {tokens} tokens"
@@ -279,9 +275,7 @@ def _needs_no_end(rows: Sequence[evidence.RowSpan]) -> str:
         return f"all answers end with {last!r}, which may be their own end mark"
     if _common_length(rows) == 1:
         return "all answers have one token"
-    if len({row.answer for row in rows}) <= len(rows) / 2:
-        return "a few answers recur, as class names do"
-    return ""
+    return "a few answers recur, as class names do" if len({row.answer for row in rows}) <= len(rows) / 2 else ""
 
 
 def _common_length(rows: Sequence[evidence.RowSpan]) -> int:
@@ -331,8 +325,7 @@ class PairsDiffer(Check):
         detail = f"{share:.0%} of {pairs} pairs have two equal answers"
         problems = range(again) if again > most * pairs else ()
         detail += f"; both answers of {again} pairs repeat the whole prompt" if problems else ""
-        limit = self.max_alike_share
-        if share <= limit and not problems and asked > most * pairs:
+        if share <= (limit := self.max_alike_share) and not problems and asked > most * pairs:
             detail = f"both answers of {asked} of {pairs} pairs begin with the text of their prompt"
             return self.at_most(asked / pairs, most, detail, meant=RESTATES, causes=[PROMPTS_TWICE])
         causes = [ANSWERS_EQUAL] * (share > limit) + [PROMPTS_TWICE] * bool(problems)
@@ -391,25 +384,22 @@ class BetterAnswersRaised(Check):
         if seen.unmoved >= self.min_steps - 1:
             detail = f"every margin between two answers is 0 in {seen.unmoved} losses, after the weights have moved"
             return self.found(False, detail, measured=seen.unmoved, limit=0, meant=NO_PAIRS, causes=[NO_REFERENCE])
-        if seen.of_others >= max(self.min_answers, self.max_of_others_share * seen.compared):
+        if seen.of_others >= max(self.min_answers, (limit := self.max_of_others_share) * seen.compared):
             detail = f"in {seen.of_others} of {seen.compared} rows the loss looks up the tokens of another row"
-            share = seen.of_others / seen.compared
-            return self.at_most(share, self.max_of_others_share, detail, meant=NO_PAIRS, causes=[OF_OTHERS])
-        if seen.pulled_alike > self.max_alike_share * seen.prompts and seen.prompts >= 2 * self.min_answers:
+            return self.at_most(seen.of_others / seen.compared, limit, detail, meant=NO_PAIRS, causes=[OF_OTHERS])
+        if seen.pulled_alike > (limit := self.max_alike_share) * seen.prompts and seen.prompts >= 2 * self.min_answers:
             detail = f"both answers are raised, or both lowered, for {seen.pulled_alike} of {seen.prompts} prompts"
-            share = seen.pulled_alike / seen.prompts
-            return self.at_most(share, self.max_alike_share, detail, meant=BOTH_GOOD, causes=[MIXED])
-        if seen.learned_late > self.max_late_share * seen.pairs and seen.pairs >= self.min_answers:
+            return self.at_most(seen.pulled_alike / seen.prompts, limit, detail, meant=BOTH_GOOD, causes=[MIXED])
+        if seen.learned_late > (limit := self.max_late_share) * seen.pairs and seen.pairs >= self.min_answers:
             detail = f"the loss leaves out the first token that differs in {seen.learned_late} of {seen.pairs} pairs"
-            share = seen.learned_late / seen.pairs
-            return self.at_most(share, self.max_late_share, detail, meant=NO_FIRST, causes=[BEGINS_LATE])
+            return self.at_most(seen.learned_late / seen.pairs, limit, detail, meant=NO_FIRST, causes=[BEGINS_LATE])
         if seen.padding_used > self.max_late_share * seen.padded and seen.padded >= self.min_answers:
             detail = f"the loss uses the padding behind the end as the next token in {seen.padding_used} of"
             share, detail = seen.padding_used / seen.padded, f"{detail} {seen.padded} padded rows"
             return self.at_most(share, self.max_late_share, detail, meant=AN_END, causes=[BEGINS_LATE])
         contrary = seen.chosen_lowered + seen.rejected_raised
         named = contrary + seen.chosen_raised + seen.rejected_lowered
-        answers = enough(named, self.min_answers, "answers that the data name")
+        enough(named, self.min_answers, "answers that the data name")
         lowers = seen.chosen_lowered or seen.rejected_lowered
         required(lowers or not (seen.chosen_raised and seen.rejected_raised), "the loss raises answers of both names")
         better, worse = seen.chosen_lowered + seen.chosen_raised, seen.rejected_raised + seen.rejected_lowered
@@ -418,7 +408,7 @@ class BetterAnswersRaised(Check):
         detail += f" and raises {seen.rejected_raised} of {worse} worse ones"
         detail += f", by columns {seen.where}" if seen.where else ", by advantages, which are factors in the loss"
         more: dict[str, Any] = {} if seen.where else {"meant": A_COST, "causes": [NO_MINUS]}
-        return self.at_most(contrary / answers, self.max_contrary_share, detail, **more)
+        return self.at_most(contrary / named, self.max_contrary_share, detail, **more)
 
 
 def _distinct(rows: Iterable[evidence.RowSpan]) -> list[evidence.RowSpan]:

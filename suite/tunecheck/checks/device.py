@@ -48,9 +48,8 @@ class DeviceAsConfigured(Check):
         kind = device.partition(":")[0]
         # nothing else than a GPU whose memory ran out justifies the CPU
         outcomes = [attempt.outcome for attempt in trace.trainings if attempt.start.device.startswith("cuda")]
-        ran_out = evidence.AttemptOutcome.OUT_OF_MEMORY in outcomes
         may_fall_back = not {"cpu", "evaluate_on_gpu"}.isdisjoint(trace.run.fallback)
-        fallback = kind == "cpu" and may_fall_back and ran_out
+        fallback = kind == "cpu" and may_fall_back and evidence.AttemptOutcome.OUT_OF_MEMORY in outcomes
         as_configured = configured in ("auto", kind) or fallback
         nothing_here = any(device not in census.devices for census in trace.all(evidence.Census))
         detail = f"configured {configured}, ran on {device}" + (f", but tensors on {elsewhere}" if elsewhere else "")

@@ -29,13 +29,12 @@ class EvaluationOracle(NumericCheck):
 
     def judge(self, trace: Trace) -> Finding:
         audits, problems, lines, errors = trace.all(EvaluationAudit), list[object](), [], []
-        exact = trace.one(Setup).exact
         for audit in audits:
             reported = f"{audit.split}: reported {audit.reported_loss:.6f} over {audit.reported_tokens} tokens"
             lines.append(f"{reported}, oracle {audit.oracle_loss:.6f} over {audit.oracle_tokens}")
             same_tokens = audit.reported_tokens == audit.oracle_tokens  # else it is the mean of others
             errors.append(relative_error(audit.reported_loss, audit.oracle_loss) if same_tokens else math.inf)
-            if exact and audit.logit_digits < self.min_logit_digits:
+            if trace.one(Setup).exact and audit.logit_digits < self.min_logit_digits:
                 problems.append(audit)
                 lines[-1] += f", from logits of {audit.logit_digits} binary digits"
         seen = {(held.step, held.split) for held in trace.all(Evaluation)}

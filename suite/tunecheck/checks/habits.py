@@ -63,9 +63,8 @@ class UsualTensorsLearn(Check):
             detail += f": {some(seen.both_drawn)}"
             return self.at_most(len(seen.both_drawn), 0, detail, meant=GOES_ON, causes=[BOTH_DRAWN])
         if seen.rates_fall:
-            return self.found(
-                False, seen.rates_fall, meant="the first layers may have most to learn", causes=[UPSIDE_DOWN]
-            )
+            meant = "the first layers may have most to learn"
+            return self.found(False, seen.rates_fall, meant=meant, causes=[UPSIDE_DOWN])
         rests = () if "frozen" in trace.run.expected else trace.run.rests
         wrong = {
             f"every A of the adapters is frozen, as in LoRA-FA, {len(rests)} in all: {some(rests)}": rests,
@@ -137,8 +136,7 @@ class BatchesChange(Check):
         different = len(set(batches))
         required(batches, "no micro-batch of a step is known")
         required(different > 1 or not any(step.opaque for step in given), OPAQUE)
-        told = [step.paired for step in given if step.paired is not None]
-        if len(told) > 1 and not any(told):
+        if len(told := [step.paired for step in given if step.paired is not None]) > 1 and not any(told):
             detail = f"in {len(told)} steps, targets of the loader come in another order than the rows that are read"
             return self.at_most(len(told), 0, detail, meant=CONTROL, causes=[SHUFFLED])
         rows = [row for step in given for row in step.read if row.tokens > 1]
@@ -151,8 +149,7 @@ class BatchesChange(Check):
         if all(step.equal for step in given):
             detail = f"the inputs {' and '.join(given[0].equal)} are equal in each of {steps} steps"
             return self.found(False, detail, measured=steps, limit=0, meant=VIEWS, causes=[COPIED])
-        twins = [step.twins for step in given if step.twins is not None]
-        if len(twins) >= self.min_steps and all(twins):
+        if len(twins := [step.twins for step in given if step.twins is not None]) >= self.min_steps and all(twins):
             detail = f"one input occurs twice, and the same weights read both copies, in each of {len(twins)} steps"
             return self.at_most(len(twins), 0, detail, meant=WITH_ITSELF, causes=[ONE_VIEW])
         constant = [step.constant for step in given if step.constant is not None]
@@ -274,8 +271,7 @@ class ScheduleEnds(Check):
         if still and (steps := still[0].optimizer_steps) >= 2 * self.min_steps:
             detail = f"a schedule is created, but never stepped in {steps} optimizer steps"
             return self.found(False, detail, measured=0, limit=1, causes=[NEVER_STEPPED])
-        taken = [seen for seen in trace.records(evidence.ScheduleTaken) if seen.taken]
-        seen = [schedule for schedule in taken if schedule.optimizer_steps >= self.min_steps]
+        seen = [s for s in trace.records(evidence.ScheduleTaken) if s.taken and s.optimizer_steps >= self.min_steps]
         seen = required(seen, "no schedule declares its length, or none was stepped")
         worst = max(seen, key=lambda seen: seen.made_for / seen.taken)
         ratio = worst.made_for / worst.taken
@@ -285,10 +281,9 @@ class ScheduleEnds(Check):
             return self.found(False, detail, measured=halving, limit=self.min_halving, causes=[DECAY_PER_BATCH])
         after = max(seen, key=lambda one: (one.taken - one.made_for) / one.taken if one.made_for else 0)
         steps_after = after.taken - after.made_for if after.made_for > after.warmup else 0
-        if steps_after >= self.min_steps and steps_after > self.max_after_end * after.taken:
+        if steps_after >= self.min_steps and steps_after > (most := self.max_after_end) * after.taken:
             detail = f"the schedule ends after {after.made_for} of the {after.taken} steps that are taken from it"
-            share = steps_after / after.taken
-            return self.at_most(share, self.max_after_end, detail, meant=COMES_AGAIN, causes=[TOO_SHORT])
+            return self.at_most(steps_after / after.taken, most, detail, meant=COMES_AGAIN, causes=[TOO_SHORT])
         rising = [f"the warm-up has {one.warmup} of {one.taken} steps" for one in seen if one.warmup >= one.taken]
         over = [one for one in seen if 0 < one.made_for <= one.warmup < one.taken]
         ended = [f"after the warm-up the rate is 0 in {one.taken - one.warmup} of {one.taken} steps" for one in over]
@@ -395,8 +390,6 @@ class ValuesUsed(Check):
 
     def judge(self, trace: Trace) -> Finding:
         seen = trace.one(evidence.SourceRead)
-        problems = list[str]()
-        for value in seen.unused:
-            does, wrong = UNUSED[value.kind]
-            problems.append(f"{value.file}:{value.line} {does} {value.name}, which {wrong}")
+        told = ((value, *UNUSED[value.kind]) for value in seen.unused)
+        problems = [f"{value.file}:{value.line} {does} {value.name}, which {wrong}" for value, does, wrong in told]
         return self.unless(problems, f"{seen.files} files use what they compute", most=3, compared=seen.files)

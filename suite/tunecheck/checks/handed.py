@@ -227,8 +227,7 @@ class LossNormalisedOverAccumulation(Check):
         required(not again, "the passes of a step are over the same rows, as in adversarial training")
         divided = f"divided by {seen[0].by}" if seen[0].by else "whose losses are summed, not averaged"
         detail = f"{several} micro-batches per step, {divided}"
-        declared = trace.run.training.gradient_accumulation_steps > 1
         one_mean = all(map(trace.holds, ONE_MEAN)) and seen[0].passes == 1
-        meant = "" if declared or one_mean else SUM_MEANT
+        meant = "" if trace.run.training.gradient_accumulation_steps > 1 or one_mean else SUM_MEANT
         causes = [SUMMED_IN_LOOP * (not trace.holds(Premise.STEP_DECLARED))]
         return self.at_most(1 if seen[0].by else several, 1, detail, meant=meant, causes=causes)

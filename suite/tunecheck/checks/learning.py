@@ -101,8 +101,7 @@ class LossMoves(Check):
             detail = f"the losses of {len(steps)} steps are at most {largest:.2g}, and their gradients {norm:.2g}"
             meant = "a script may scale its loss down"
             return self.found(False, f"{detail}: rounding alone gives so much", meant=meant)
-        moved = (at for at, step in enumerate(steps, start=1) if step.learning_rate > 0)
-        later = steps[next(moved, len(steps)) :]
+        later = steps[next((at for at, step in enumerate(steps, start=1) if step.learning_rate > 0), len(steps)) :]
         again = [step.step for step in later if abs(step.loss - losses[0]) <= self.min_spread * abs(losses[0])]
         fine_digits = max(map(binary_digits, losses)) > self.max_coarse_digits
         if losses[0] and fine_digits and 0 < len(again) < len(steps) / 2:

@@ -53,10 +53,9 @@ class LiveTensorsFlat(Check):
         if 0 < kept <= max(1, steps * self.max_copies):
             grown -= last.copied - first.copied
             detail += f", {last.copied - first.copied} of them in {kept} full copies of the weights"
-        if last.graphs > first.graphs and last.graphs > self.max_graphs * last.step:
+        if last.graphs > first.graphs and last.graphs > (most := self.max_graphs) * last.step:
             detail = f"after step {last.step}, the graphs of {last.graphs} earlier steps are still alive"
-            share = last.graphs / last.step
-            return self.at_most(share, self.max_graphs, detail, meant=LONG_GRAPH, causes=[LOSSES_ADDED])
+            return self.at_most(last.graphs / last.step, most, detail, meant=LONG_GRAPH, causes=[LOSSES_ADDED])
         hooks = last.hooks - first.hooks
         # as a critic's: the variables of its loop are there from now on, a leaked model would bring all its weights
         required(hooks > 0 or not self.max_growth * steps < grown < last.learning - first.learning, LATE)
@@ -172,11 +171,10 @@ class MemoryOrder(Check):
         if lacking := {name for pair in ORDER for name in pair} - peaks.keys():
             raise MissingEvidence(f"no attempt trained the variant {', '.join(sorted(lacking))}")
         pairs = [(less, more, peaks[less] / peaks[more]) for less, more in ORDER]
-        wrong = [(less, more) for less, more, ratio in pairs if not ratio <= self.max_ratio]
+        wrong = [f"{less} does not take less than {more}" for less, more, ratio in pairs if not ratio <= self.max_ratio]
         sizes = ", ".join(f"{name} {peak / MIB:,.0f} MiB" for name, peak in peaks.items())
-        broken = "; ".join(f"{less} does not take less than {more}" for less, more in wrong)
-        worst = max(ratio for _, _, ratio in pairs)
-        return self.found(not wrong, f"{broken}: {sizes}" if wrong else sizes, measured=worst, limit=self.max_ratio)
+        detail, worst = f"{'; '.join(wrong)}: {sizes}" if wrong else sizes, max(ratio for _, _, ratio in pairs)
+        return self.found(not wrong, detail, measured=worst, limit=self.max_ratio)
 
 
 class MemoryReturned(Check):

@@ -97,11 +97,9 @@ class StateInTraining(Check):
         problems = [f"no forward pass was recorded in steps {some([str(step) for step in missing])}"] if missing else []
         if missing and len(missing) == len(trained) and not trace.holds(Premise.INTENT_DECLARED):
             raise NotApplicable("its steps end before its forward pass, or another module calls its layers")
-        wrong = _wrong_steps(steps)
-        if wrong:
+        if wrong := _wrong_steps(steps):
             first = min(wrong)
-            seen = len({state.step for state in steps})
-            problems.append(f"wrong in {len(wrong)} of {seen} steps, first in step {first}: {wrong[first]}")
+            problems.append(f"wrong in {len(wrong)} of {len(steps)} steps, first in step {first}: {wrong[first]}")
         for attempt in trace.made_for(evidence.AttemptPurpose.RESUME):
             if again := _wrong_steps(attempt.all(evidence.TrainingState)):
                 problems.append(f"after the resume, first in step {min(again)}: {again[min(again)]}")
@@ -135,8 +133,7 @@ class StateInTraining(Check):
         # a policy's new likelihoods and the old ones are those of one function only without dropout
         policy = any(seen.ratios for seen in trace.records(evidence.ScoresGiven))
         meant = WITHOUT_DROPOUT if only and policy and not trace.holds(Premise.STEP_DECLARED) else ""
-        causes = [NEVER_TRAINING] * only
-        return self.at_most(len(problems), 0, detail, compared=forwards, meant=meant, causes=causes)
+        return self.at_most(len(problems), 0, detail, compared=forwards, meant=meant, causes=[NEVER_TRAINING] * only)
 
 
 def _last_of_each_step(states: Iterable[evidence.TrainingState]) -> list[evidence.TrainingState]:
@@ -148,8 +145,7 @@ def _wrong_steps(states: Iterable[evidence.TrainingState]) -> dict[int, str]:
     wrong = {}
     for state in _last_of_each_step(states):
         root = ("the model",)  # as it is called among its modules
-        switched = [(some(root if root[0] in names else names), how) for names, how in _switches(state) if names]
-        if switched:
+        if switched := [(some(root if root[0] in names else names), how) for names, how in _switches(state) if names]:
             wrong[state.step] = "; ".join(f"{names} {how}".rstrip() for names, how in switched)
     return wrong
 
@@ -305,10 +301,9 @@ class KernelAgrees(NumericCheck):
         seen = trace.one(evidence.Quantization)
         # the kernel is handed rows of the run's precision, and what a script's kernel computes in is declared apart
         fp32 = trace.one(evidence.Setup).precision == "fp32" and seen.compute_dtypes.keys() <= {"float32"}
-        limit = self.max_error_fp32 if fp32 else self.max_error_16bit
         where = seen.kernel_error_at
         detail = f"largest relative error at {where}" if where else "no error in any shape"
-        return self.at_most(seen.kernel_error, limit, detail)
+        return self.at_most(seen.kernel_error, self.max_error_fp32 if fp32 else self.max_error_16bit, detail)
 
 
 class BaseUntouched(Check):
@@ -389,11 +384,9 @@ def by_layer(names: Iterable[str]) -> str:
 
 def _ranges(numbers: Iterable[int]) -> str:
     """Return whole numbers as ranges: "0-3,7"."""
-    runs = []
-    for _, run in groupby(enumerate(sorted(set(numbers))), lambda pair: pair[1] - pair[0]):
-        held = [number for _, number in run]
-        runs.append(str(held[0]) if len(held) == 1 else f"{held[0]}-{held[-1]}")
-    return ",".join(runs)
+    grouped = groupby(enumerate(sorted(set(numbers))), lambda pair: pair[1] - pair[0])
+    runs = ([number for _, number in run] for _, run in grouped)
+    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
 def told_apart(names: Sequence[str], others: Sequence[str]) -> str:

@@ -36,11 +36,9 @@ class OptimizerCoverage(Check):
     def judge(self, trace: Trace) -> Finding:
         problems = {problem: OTHER_SETTINGS} if (problem := other_optimizer(trace)) else {}
         problems |= said_once((c.when, *wrong) for c in trace.all(evidence.Census) for wrong in _held_wrongly(trace, c))
-        held_tensors = len(trace.one(evidence.Census).optimized)
+        held = len(trace.one(evidence.Census).optimized)
         meant = MOST_REST if trace.left_out and {*problems.values()} == {LEFT_OUT} else ""
-        return self.unless(
-            problems, f"all {held_tensors} trainable tensors held once", compared=held_tensors, meant=meant
-        )
+        return self.unless(problems, f"all {held} trainable tensors held once", compared=held, meant=meant)
 
 
 def _held_wrongly(trace: Trace, census: evidence.Census) -> Iterator[tuple[str, str]]:
@@ -70,8 +68,7 @@ def _held_wrongly(trace: Trace, census: evidence.Census) -> Iterator[tuple[str, 
     # An optimizer that is no Adam has no such settings.
     uses_adam = trace.one(evidence.Setup).declared_optimizer == ADAMW and not other_optimizer(trace)
     if wrong := _other_numbers(census.adam_settings, adam) if uses_adam else []:
-        configured = " ".join(map(str, adam))
-        yield f"betas and epsilon {some(wrong)}, configured {configured}", OTHER_SETTINGS
+        yield f"betas and epsilon {some(wrong)}, configured {' '.join(map(str, adam))}", OTHER_SETTINGS
 
 
 def _without_gradient(trace: Trace) -> set[str]:
@@ -257,8 +254,7 @@ class UpdatesMatchAdamw(NumericCheck):
         averages = f"moments off by {moments.moment_error:.3g} at step {moments.step}"
         detail = "; ".join(filter(None, [other_optimizer(trace), update, averages]))
         finer = [(moments.moment_error, moment_limit)]
-        lengths = [(seen.length_error, seen.step) for seen in updates if seen.length_error is not None]
-        if exact and lengths:
+        if exact and (lengths := [(seen.length_error, seen.step) for seen in updates if seen.length_error is not None]):
             error, step = worst_of(lengths, key=lambda length: length[0])
             detail += f"; all updates together off by {error:.3g} of their length in step {step}"
             finer.append((error, self.max_length_error))

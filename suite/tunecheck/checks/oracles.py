@@ -98,8 +98,7 @@ class LossOracle(NumericCheck):
         if len(steps) >= self.min_steps_of_digits and digits < self.min_digits:
             detail = f"none of {len(steps)} reported losses has more than {digits} binary digits"
             findings.append(self.found(False, detail, measured=digits, limit=self.min_digits, causes=[ROUNDED]))
-        found = next((finding for finding in findings if not finding.passed), findings[0])
-        if found.passed and parts:
+        if (found := next((finding for finding in findings if not finding.passed), findings[0])).passed and parts:
             step, part = next(iter(parts.items()))
             detail = f"step {step} counts {part:.2f} of a full one, as its window has {part:.2f} of the micro-batches"
             return self.found(False, detail, measured=part, limit=1.0, meant=COUNTS_LESS, causes=[INCOMPLETE])
@@ -148,12 +147,11 @@ def named_ratio(trace: Trace, step: int, value: float, wanted: float) -> str:
     "" where it is no number of this step's, or its inverse.
     """
     tokens = next((seen.micro_batch_tokens for seen in trace.records(Gradients) if seen.step == step), ())
-    window = [seen for seen in trace.records(Window) if seen.step == step]
     counts = {
         "micro-batches": len(tokens),
         "processes": trace.run.processes,
         "micro-batches of all processes": len(tokens) * trace.run.processes,
-        "supervised tokens": window[0].supervised_tokens if window else 0,
+        "supervised tokens": next((seen.supervised_tokens for seen in trace.records(Window) if seen.step == step), 0),
     }
     ratio = value / wanted if wanted else math.nan
     for name, count in counts.items():
@@ -227,8 +225,7 @@ class AccumulationOracle(WindowGradient):
         named = "" if passed else named_ratio(trace, worst.step, norms.get(worst.step, math.nan), worst.norm)
         detail += named
         own = {loss.step: loss.gradient_error for loss in trace.records(OwnLoss) if loss.step not in skipped | less}
-        logits = {s: min(e, abs(e - trace.first_labels_counted(s))) for s, e in own.items() if e is not None}
-        if logits:
+        if logits := {s: min(e, abs(e - trace.first_labels_counted(s))) for s, e in own.items() if e is not None}:
             noise = {seen.step: seen.gradient_noise or 0.0 for seen in trace.records(OwnLoss)}
             limits = {step: max(self.max_error_own_logits, noise.get(step, 0.0)) for step in logits}
             step, error = worst_of(logits.items(), key=lambda item: item[1] / limits[item[0]])
@@ -250,8 +247,7 @@ class AccumulationOracle(WindowGradient):
             return self.at_most(abs(worst.gradient_error - share), limit, detail + WITH_FIRST_LABELS)
         differing, confirmed = sum(not seen.gradient_error <= limit for seen in oracles), bool(named)
         meant = unwitnessed(differing, len(oracles), confirmed=confirmed or _oracle_confirmed(trace, limit))
-        causes = [NORMALISED] * bool(named)
-        return self.at_most(worst.gradient_error, limit, detail, *finer, meant=meant, causes=causes)
+        return self.at_most(worst.gradient_error, limit, detail, *finer, meant=meant, causes=[NORMALISED] * bool(named))
 
 
 class GradientsAveraged(WindowGradient):

@@ -44,28 +44,25 @@ class ReplicasEqual(Check):
         replicas = {rank: {seen.steps: seen for seen in held} for rank, held in of_ranks.items()}
         first = replicas[0]
         wanted = range(max(len(held) for held in trace.of_every_rank(evidence.Step).values()) + 1)
-        lacking = [rank for rank, held in replicas.items() if not held.keys() >= set(wanted)]
-        different = [
+        if different := [
             (steps, rank, first[steps], held[steps])
             for steps in wanted
             for rank, held in replicas.items()
             if steps in first and steps in held and held[steps].digest != first[steps].digest
-        ]
-        if different:
+        ]:
             steps, rank, one, other = different[0]
             required(not (why := trace.averaged_at_times), why)
             # as far as what a process exchanges with others is counted
             exchanged = [{seen.exchanges for seen in held.values()} for held in replicas.values()]
             communicate = any(None in exchanges or len(exchanges) > 1 for exchanges in exchanged)
-            parts = communicate and not (steps or one.wrapped or trace.holds(Premise.CAUSAL_LM))
             like_parts = "ranks start with different weights and communicate in each step, like parts of one model"
-            required(not parts, like_parts)
+            required(not communicate or steps or one.wrapped or trace.holds(Premise.CAUSAL_LM), like_parts)
             when = f"after {steps} steps" if steps else "before the first step"
             names = [name for name, digest in one.tensors.items() if other.tensors.get(name) != digest]
             names += sorted(other.tensors.keys() - one.tensors.keys())
             where = f" in {len(names)} of {len(one.tensors)} tensors: {some(names)}" if names else ""
             return self.at_most(len(different), 0, f"{when} rank {rank} differs from rank 0{where}")
-        if lacking:
+        if lacking := [rank for rank, held in replicas.items() if not held.keys() >= set(wanted)]:
             raise MissingEvidence(f"rank {lacking[0]} did not take every step")
         detail = f"{len(replicas)} ranks equal before and after each of {len(first) - 1} steps"
         return self.unless((), detail, compared=len(replicas) - 1)
@@ -290,8 +287,7 @@ class SavedByOneRank(Check):
 
     def judge(self, trace: Trace) -> Finding:
         if not trace.holds(Premise.SAVING_DECLARED):
-            heard = {rank: trace.of_rank(rank).records(evidence.FileWritten) for rank in trace.ranks}
-            written = {rank: {seen.path for seen in files} for rank, files in heard.items()}
+            written = {at: {one.path for one in trace.of_rank(at).records(evidence.FileWritten)} for at in trace.ranks}
             files = sorted(required(set[str]().union(*written.values()), "no rank wrote tensors to a file"))
             ranks = {file: [str(rank) for rank, own in written.items() if file in own] for file in files}
             twice = [f"ranks {', '.join(by)} wrote {file}" for file, by in ranks.items() if len(by) > 1]
@@ -346,9 +342,8 @@ class RanksKeepPace(Check):
         last = min(waited, key=waited.__getitem__)
         lag = max(waited.values()) - waited[last]
         late = f"; rank {last} started {lag:.0f} s after the first" if lag > self.late_seconds else ""
-        paces = dict[int, dict[int, float]]()
-        for rank, held in trace.of_every_rank(evidence.Pace).items():
-            paces[rank] = {seen.step: seen.seconds / seen.tokens for seen in held if seen.step > 0}
+        timed = trace.of_every_rank(evidence.Pace).items()
+        paces = {rank: {one.step: one.seconds / one.tokens for one in held if one.step > 0} for rank, held in timed}
         steps = sorted(set.intersection(*(set(held) for held in paces.values())))
         enough(len(steps), FEWEST_STEPS, f"steps after the first{late}")
         ratios = {rank: [_beside_others(paces, rank, step) for step in steps] for rank in paces}

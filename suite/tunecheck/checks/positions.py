@@ -256,12 +256,10 @@ class NoTargetLeakage(Check):
     capacity may drop another token."""
 
     def judge(self, trace: Trace) -> Finding:
-        targets = [target for step in trace.records(StepInputs) for target in step.written]
-        written = {target.digest: target.copied for target in targets if target.copied is not None}
+        written = {t.digest: t.copied for own in trace.records(StepInputs) for t in own.written if t.copied is not None}
         if (copied := sum(written.values())) > max(self.max_copied_share * len(written), self.min_copied - 1):
             detail = f"{copied} of {len(written)} targets stand in the rows that the encoder reads"
-            limit = self.max_copied_share
-            return self.at_most(copied / len(written), limit, detail, meant=REPEATS, causes=[COPIED])
+            return self.at_most(copied / len(written), self.max_copied_share, detail, meant=REPEATS, causes=[COPIED])
         steps = trace.records(PositionGradients)
         masked, unmasked, asked_for_mask = _sums(steps, "masked", "unmasked", "masks_asked")
         if masked >= self.min_positions:
@@ -269,9 +267,8 @@ class NoTargetLeakage(Check):
                 detail = f"the token that {masked} masked positions read is itself the target of {asked_for_mask}"
                 return self.at_most(asked_for_mask, 1, detail, meant=MARKED, causes=[MASK_IN_USE])
             if unmasked > (limit := self.max_unmasked_share) * (masked + unmasked):
-                share = unmasked / (masked + unmasked)
                 detail = f"{unmasked} of {masked + unmasked} positions of a masked model read their own target"
-                return self.at_most(share, limit, detail, meant=REPEATS, causes=[UNMASKED])
+                return self.at_most(unmasked / (masked + unmasked), limit, detail, meant=REPEATS, causes=[UNMASKED])
         looked_at, own, after_next, before = _sums(steps, "raising", "raising_own", "raising_second", "raising_before")
         asked, seeing = _sums(steps, "asked_for_next", "seeing_next")
         positions = enough(looked_at, self.min_positions, "positions with both tokens and vocabulary logits")

@@ -85,8 +85,7 @@ class SupervisedTokens(Check):
                 if step.tokens != window.tokens:
                     counted = f"{window.tokens} tokens without padding, the trainer counts {step.tokens}"
                     problems[f"step {window.step}: {counted}"] = OTHERS_COUNTED
-        total = sum(window.supervised_tokens for window in trace.all(evidence.Window))
-        if not total:
+        if not (total := sum(window.supervised_tokens for window in trace.all(evidence.Window))):
             problems["0 supervised tokens in all: there is nothing to learn"] = MASKED
         meant = BY_LIBRARY if {*problems.values()} == {FIRST_COUNTED} else ""
         return self.unless(problems, f"{total} supervised tokens", most=3, meant=meant)
@@ -201,11 +200,10 @@ class BatchAsConfigured(Check):
         taken = Counter[int]()
         for row in seen:
             taken[row.micro_batch] += row.documents
-        counts = Counter(taken.values())
         packed = sum(row.stretches > 1 for row in seen) * 2 > len(seen)
         required(not packed, "rows hold several answers each, as packed rows do")
         batches = enough(len(taken), ENOUGH // 2, "micro-batches")
-        (usual, times), *_ = counts.most_common(1)
+        (usual, times), *_ = Counter(taken.values()).most_common(1)
         # a loader that fills its batches by tokens has other numbers each time, and an epoch's last batch is short
         short = usual < declared and times >= ALIKE * batches
         detail = f"{times} of {batches} micro-batches have {usual} rows, {declared} declared"
@@ -336,13 +334,12 @@ class RowsWhole(Check):
         """Judge rows of which only their tokens are known: truncation makes many as long as the longest one."""
         rows = list({row.digest: row for step in trace.records(evidence.StepInputs) for row in step.read}.values())
         required(len(rows) >= ENOUGH, reason)
-        lengths = Counter(row.tokens for row in rows)
         alike = max(Counter(row.last for row in rows).values()) >= self.min_alike * len(rows)
         ends, cause = ("all end alike", END_KEPT) if alike else ("not all end alike", ENDS_CUT)
         pile = self._pile([row.tokens for row in rows], "rows", ends, cause)
         if pile is not None and (alike or "pairs" in trace.run.features):  # a pair is no block of running text
             return pile
-        (longest, _), *others = lengths.most_common(2)
+        (longest, _), *others = Counter(row.tokens for row in rows).most_common(2)
         shorter = [row.last for row in rows if row.tokens < longest]
         piled_up = others and longest == max(row.tokens for row in rows)
         last, times = Counter(shorter).most_common(1)[0] if piled_up else (None, 0)

@@ -128,10 +128,9 @@ class MergeKeepsFunction(NumericCheck):
         left = [f"adapters: {some(seen.adapters_left)}"] if seen.adapters_left else []
         left += [f"4-bit: {some(seen.packed_left)}"] if seen.packed_left else []
         detail += "".join(f"; still {what}" for what in left)
-        compared = self.at_most(seen.logit_difference, limit, detail, *share, problems=left)
         if seen.logit_difference <= limit and not effective:
             return self.found(False, detail, measured=seen.adapter_effect, limit=self.min_effect)
-        return compared
+        return self.at_most(seen.logit_difference, limit, detail, *share, problems=left)
 
 
 class RepeatEquals(Check):
@@ -313,9 +312,8 @@ def _same_steps(check: Check, trace: Trace, attempt: Attempt, due: int) -> Findi
     """Return whether the first steps of an attempt, at least so many, are those of the training to the last bit."""
     again = attempt.all(evidence.Step)
     recorded(len(again) >= due, f"the {attempt.start.purpose} attempt took {len(again)} steps")
-    different = _differing(trace, attempt)
     detail = f"{len(again)} steps equal to the last bit"
-    if different:
+    if different := _differing(trace, attempt):
         detail = f"{len(different)} of {len(again)} steps differ, first {different[0]}"
     return check.at_most(len(different), 0, detail)
 
@@ -329,8 +327,7 @@ def _differing(trace: Trace, attempt: Attempt) -> list[str]:
         elif step.loss != other.loss:  # as a NaN does, which differs from itself
             found.append(f"step {step.step}: loss {other.loss!r} and {step.loss!r}")
         elif repr(step.gradient_norm) != repr(other.gradient_norm):  # by their spelling, so that NaN equals NaN
-            norms = f"{other.gradient_norm!r} and {step.gradient_norm!r}"
-            found.append(f"step {step.step}: norm of the gradient {norms}")
+            found.append(f"step {step.step}: norm of the gradient {other.gradient_norm!r} and {step.gradient_norm!r}")
     return found
 
 
@@ -396,8 +393,7 @@ class SavedAsTrained(Check):
         if not stale and not any(w.trained or w.other > len(w.earlier) for w in seen):
             stale = [w for w in seen if w.earlier]
         stale = stale or [w for w in seen if w.overwrites]
-        later = [attempt for attempt in trace.attempts if attempt is not trace.main]
-        last = [w for attempt in later for w in attempt.all(evidence.Written) if w in seen]
+        last = [w for each in trace.attempts if each is not trace.main for w in each.all(evidence.Written) if w in seen]
         kept_start = [w for w in last if len(w.earlier) > w.other]
         if not stale and kept_start and not any(w.trained for w in last):  # a checkpoint is no answer to that
             stale = kept_start
@@ -421,8 +417,7 @@ class SavedAsTrained(Check):
             if told:
                 return self.unless(told, "", meant=OTHERWISE_SAVED)
         # an average begins as a copy of the start, and is another by the end
-        copies = [w for w in seen if w.start or w.other or not w.trained]
-        if not problems and copies and copies[-1].start:
+        if not problems and (copies := [w for w in seen if w.start or w.other or not w.trained]) and copies[-1].start:
             beside = "beside the trained ones" if copies[-1].trained else "in a file of their own"
             told = {f"all trained tensors are saved with their initial values, {beside}": NEVER_UPDATED}
             return self.unless(told, "", meant=COPY_OF_START)

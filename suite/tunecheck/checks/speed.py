@@ -70,8 +70,7 @@ class ThroughputSteady(Check):
     """Confidence of the interval, which must exclude 0. A run of a hundred steps may scatter beyond 3 % by chance."""
 
     def judge(self, trace: Trace) -> Finding:
-        limit = self.max_change if on_gpu(trace) else self.max_change_cpu
-        if limit is None:
+        if (limit := self.max_change if on_gpu(trace) else self.max_change_cpu) is None:
             raise NotApplicable("trained on the CPU, whose speed depends on other processes")
         steps = [step for step in trace.steps if step.step >= self.warm_up_steps]
         recorded(len(steps) >= FEWEST_STEPS, f"{len(steps)} steps after the warm-up, {FEWEST_STEPS} are needed")
@@ -141,8 +140,7 @@ class ModelFlopsUtilization(Check):
 
     def judge(self, trace: Trace) -> Finding:
         setup, census = trace.one(Setup), trace.all(Census)
-        rate = tokens_per_second(trace.steps)
-        if rate is None or not census:
+        if (rate := tokens_per_second(trace.steps)) is None or not census:
             raise MissingEvidence("no step after the warm-up was timed")
         peak = peak_flops_per_second(setup.device_name, setup.precision) if setup.cuda else None
         row_tokens = sum(step.tokens for step in trace.steps) / len(trace.steps) / trace.run.rows_per_step

@@ -67,13 +67,11 @@ def telemetry(attempt: Attempt) -> Telemetry | None:
     Telemetry of another GPU than the one that torch used says nothing about this attempt. Of a MIG instance torch may
     tell the UUID of the whole GPU.
     """
-    found = attempt.all(Telemetry)
-    if not found:
+    if not (found := attempt.all(Telemetry)):
         return None
     used = next((str((setup.cuda or {}).get("uuid") or "") for setup in reversed(attempt.all(Setup))), "")
     if used and found[-1].uuid.startswith("GPU-") and bare_uuid(used) != bare_uuid(found[-1].uuid):
-        problem = f"{found[-1].uuid} was sampled, torch used {used}"
-        return Telemetry(uuid=used, complete=False, problem=problem)
+        return Telemetry(uuid=used, complete=False, problem=f"{found[-1].uuid} was sampled, torch used {used}")
     return found[-1]
 
 
@@ -87,12 +85,10 @@ def unwatched(attempt: Attempt) -> str:
 
 def samples(trace: Trace, phases: Collection[str] = ()) -> list[DeviceSample]:
     """Return the samples of the attempt's GPU, only those that overlap these phases when any are named."""
-    seen = telemetry(trace.main)
-    if seen is None or not seen.readings:
+    if (seen := telemetry(trace.main)) is None or not seen.readings:
         return []
-    if not phases:
-        return trace.records(DeviceSample)
-    return _during(trace.main, [phase for phase in trace.records(Phase) if phase.name in phases])
+    named = [phase for phase in trace.records(Phase) if phase.name in phases]
+    return _during(trace.main, named) if phases else trace.records(DeviceSample)
 
 
 def _during(attempt: Attempt, phases: Sequence[Phase]) -> list[DeviceSample]:
@@ -175,10 +171,9 @@ def card_memory(trace: Trace, phases: Collection[str]) -> str:
 
 def card_bytes(trace: Trace, phases: Sequence[Phase]) -> int | None:
     """Return the most GPU memory that the training held during these phases; None when unknown."""
-    seen = telemetry(trace.main)
-    during = _during(trace.main, phases)
-    if seen is None or not seen.readings:
+    if (seen := telemetry(trace.main)) is None or not seen.readings:
         return None
+    during = _during(trace.main, phases)
     if seen.memory_source == "process":
         return max((sample.process_bytes for sample in during if sample.process_bytes is not None), default=None)
     before = seen.used_bytes_before or 0
@@ -244,8 +239,7 @@ def _unnamed(trace: Trace, seen: Telemetry, during: list[DeviceSample]) -> str:
 
 def _clock_fall(trace: Trace) -> str:
     clocks = [s.sm_clock_mhz for s in samples(trace, {"steady"}) if s.sm_clock_mhz is not None]
-    third = len(clocks) // 3
-    if third == 0:
+    if not (third := len(clocks) // 3):
         return ""
     first, last = sum(clocks[:third]) / third, sum(clocks[-third:]) / third
     return f"the SM clock fell from {first:.0f} to {last:.0f} MHz" if last < (1 - CLOCK_FALL) * first else ""

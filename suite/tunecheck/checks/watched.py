@@ -38,8 +38,7 @@ class RatesAsConfigured(Check):
     def judge(self, trace: Trace) -> Finding:
         seen = trace.one(evidence.Rates)
         detail = f"{seen.tensors} tensors have their declared rate"
-        if seen.wrong:
-            wrong = [f"{name} {what}" for name, what in seen.wrong.items()]
+        if wrong := [f"{name} {what}" for name, what in seen.wrong.items()]:
             detail = f"{len(wrong)} of {seen.tensors} tensors have another rate: {some(wrong, 2)}"
         return self.at_most(len(seen.wrong), 0, detail, compared=seen.tensors)
 
@@ -59,8 +58,7 @@ class ExportReadsBack(NumericCheck):
     max_error_16bit: float = 0.05
 
     def judge(self, trace: Trace) -> Finding:
-        saved = trace.of_all_attempts(evidence.ReadBack)
-        saved = required(saved, "the script saved no full model after training")
+        saved = required(trace.of_all_attempts(evidence.ReadBack), "the script saved no full model after training")
         seen, limit = worst_of(saved, key=lambda seen: seen.logit_difference), self.limit(trace)
         detail = f"{len(seen.files)} files, logits differ by {seen.logit_difference:.2g}"
         return self.at_most(seen.logit_difference, limit, detail)
@@ -178,8 +176,7 @@ def _texts(trace: Trace, key: str, told: str) -> Iterator[str]:
 
 
 def _trained(trace: Trace, expression: str) -> Iterator[str]:
-    names = [name for name in trace.all(evidence.Census)[0].trainable if re.search(expression, name)]
-    if not names:
+    if not (names := [name for name in trace.all(evidence.Census)[0].trainable if re.search(expression, name)]):
         yield "no trained tensor has a matching name"
         return
     seen = trace.one(evidence.Movement)

@@ -33,8 +33,7 @@ def document_positions(
         return None
     telling = (~alone & ((labels != IGNORED) | (ids != ids.gather(1, begins)))).int()
     counted = torch.zeros_like(telling).scatter_add_(1, begins, telling)  # a document's, where it begins
-    real = ~alone & (counted.gather(1, begins) > 0)
-    return real.long(), tokens - begins
+    return (~alone & (counted.gather(1, begins) > 0)).long(), tokens - begins
 
 
 def counts_up(given: torch.Tensor, places: torch.Tensor, real: torch.Tensor) -> bool:
@@ -50,8 +49,7 @@ def batch_of(inputs: Any, device: torch.device) -> Batch:
     ids, labels = inputs["input_ids"].to(device), inputs["labels"].to(device)
     given, sees = inputs.get("attention_mask"), None
     # where rows are packed a mask may number their documents
-    plain = getattr(given, "shape", None) == ids.shape
-    mask = (given != 0).long().to(device) if plain else torch.ones_like(ids)
+    mask = (given != 0).long().to(device) if getattr(given, "shape", None) == ids.shape else torch.ones_like(ids)
     positions = inputs.get("position_ids")
     if positions is not None:  # those of images have three of them a token
         positions = positions.to(device).expand_as(ids) if positions.ndim <= ids.ndim else None

@@ -116,8 +116,7 @@ class Watch(Heard):
         silent = "the block trained nothing that tunecheck can watch: the model made no optimizer step in it"
         if error is not None:
             silent = f"the block ended before its first step: {type(error).__name__}: {error}".rstrip(": ")
-        earlier = dict(self._earlier.items() & self._traces().items())
-        rows = rows_of(self.folder, self._options, 0, silent, earlier)
+        rows = rows_of(self.folder, self._options, 0, silent, dict(self._earlier.items() & self._traces().items()))
         told = unheard.told() if from_environment() is None else ""
         self.report = self._reported(rows, interrupted=isinstance(error, KeyboardInterrupt), problems=told)
         if self._tell:

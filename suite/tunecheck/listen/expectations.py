@@ -31,8 +31,7 @@ class Expectation:
     @property
     def opens(self) -> tuple[str, ...]:
         """Checks that are judged by it."""
-        of_tensors = ("trainable_set",) if self.key in ("trained", "frozen") else ()
-        return JUDGED_BY.get(self.key, ("as_expected", *of_tensors))
+        return JUDGED_BY.get(self.key, ("as_expected", *["trainable_set"] * (self.key in ("trained", "frozen"))))
 
 
 def read_expectations(given: Iterable[str], said: str = "--expect") -> dict[str, Any]:

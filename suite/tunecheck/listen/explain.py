@@ -46,8 +46,7 @@ def afterwards(trace: Trace) -> Told:
 
 def beforehand() -> Told:
     """Return what a training must have for each check to be judged, the checks that no training of others has last."""
-    told = grouped(_not_asked(name, ALL) for name in CHECKS)
-    return dict(sorted(told.items(), key=lambda pair: pair[0] == ONLY_OWN))
+    return dict(sorted(grouped(_not_asked(name, ALL) for name in CHECKS).items(), key=lambda pair: pair[0] == ONLY_OWN))
 
 
 def lines(told: Told, width: int) -> Iterator[str]:

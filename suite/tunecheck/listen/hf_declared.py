@@ -118,9 +118,8 @@ def rows_due(trainer: Any, dataset: Any, at_once: int) -> int | None:
 
 def declared_resume(args: Any) -> int:
     """Return the steps of the checkpoint in the arguments; 0 without. The Trainer ignores this argument."""
-    named = getattr(args, "resume_from_checkpoint", None)
-    folder: Any = named
-    if named is True and Path(args.output_dir).is_dir():
+    folder: Any = getattr(args, "resume_from_checkpoint", None)
+    if folder is True and Path(args.output_dir).is_dir():
         folder = get_last_checkpoint(args.output_dir)  # type: ignore[no-untyped-call]
     if not isinstance(folder, str):
         return 0
@@ -199,13 +198,12 @@ def run_of(listener: Any, state: Any, loader: Any) -> declared.WatchedRun:
     if Premise.SCHEDULE_KNOWN in left_open:
         training._rate = math.nan
     names = ("learning_rate", "lr_scheduler_type", "weight_decay", "max_grad_norm", "gradient_accumulation_steps")
-    sources = described.sources | {f"training.{name}": f"{kind}.{name} = {getattr(args, name)!s}" for name in names}
     return described.under(
         training=training,
         left_open=left_open,
         id=listener.run_id,
         trainer=type(trainer).__name__,
-        sources=sources,
+        sources=described.sources | {f"training.{name}": f"{kind}.{name} = {getattr(args, name)!s}" for name in names},
         masked=next((part for part in ("assistant", "completion") if getattr(args, f"{part}_only_loss", False)), ""),
         longest=getattr(args, "max_length", None) or getattr(args, "max_seq_length", None),
         rows_per_micro_batch=rows_per_micro_batch(trainer),

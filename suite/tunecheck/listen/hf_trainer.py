@@ -145,8 +145,7 @@ class TrainerListener(Listener):
 
     def _on_loss(self, model: Any, given: dict[str, Any], items: Any, result: Any) -> None:
         """The loss of a micro-batch is computed; the first one tells what it is made of."""
-        loss = result[0] if isinstance(result, tuple) else result
-        if not loss.requires_grad:
+        if not (loss := result[0] if isinstance(result, tuple) else result).requires_grad:
             return
         self.emit(scores_given(loss, self.loss_calls))
         self.division = Division(self.trainer, model, given, items, loss, len(self.samples))
@@ -190,8 +189,7 @@ class TrainerListener(Listener):
             self.evaluating[-1].labels = named_inputs(inputs).get("labels")
 
     def _evaluation_ends(self, metrics: Any, *_: Any, **__: Any) -> None:
-        begun = self.evaluating.pop()
-        seen = None if begun is None else begun.close()
+        seen = None if (begun := self.evaluating.pop()) is None else begun.close()
         if seen is None or self.first is None or not isinstance(metrics, dict):
             return
         losses = ((name, value) for name, value in metrics.items() if name.endswith("_loss"))
@@ -218,8 +216,7 @@ class TrainerListener(Listener):
             listened(inner_optimizer(self.trainer.optimizer))
             self.shown = None if self.objective else self.window[0].input_ids[:1, :ROW_TOKENS]
             found = hf_declared.session(self, kwargs, state)
-            run: Any = found.run
-            unknown = self.own_optimizer and not run.holds(Premise.UPDATE_RULE_KNOWN)
+            unknown = self.own_optimizer and not found.run.holds(Premise.UPDATE_RULE_KNOWN)
             self.begin(found, "" if unknown else hf_declared.declared_optimizer(self.trainer))
             self.emit(*of_trainer(self.trainer), *unused_values(), *hf_declared.declarations(self, state))
             self.look(EvaluationRows, lambda: shared_rows(self.trainer))
@@ -328,16 +325,13 @@ class WatchedEvaluation:
         self._training = max(self._training, sum(module.training for module in self._modules))
         self._gradients |= torch.is_grad_enabled()
         logits = out.get("logits") if isinstance(out, dict) else getattr(out, "logits", None)
-        labels = given.get("labels", self.labels)
-        if not isinstance(labels, torch.Tensor):
+        if not isinstance(labels := given.get("labels", self.labels), torch.Tensor):
             self._rows, self._seen = None, False
             return
         if self._rows is not None:  # a packed row holds one of the data set for each position 0
-            begins = given.get("position_ids")
-            if begins is None or begins.shape != labels.shape:  # one of three axes is the time of a picture
-                self._rows += len(labels)
-            else:
-                self._rows += int((begins == 0).sum())
+            begins: Any = given.get("position_ids")
+            alone = begins is None or begins.shape != labels.shape  # one of three axes is the time of a picture
+            self._rows += len(labels) if alone else int((begins == 0).sum())
         if logits is None or logits.shape[:2] != labels.shape:
             self._seen = False
             return
@@ -383,6 +377,5 @@ def shared_rows(trainer: Any) -> list[EvaluationRows]:
     trained, evaluated = map(rows_of, sets)
     known, alike = {*trained}, type(sets[0]) is type(sets[1])
     among = sum(row in known for row in evaluated)
-    if among or (alike and isinstance(trained[0], bytes) and isinstance(evaluated[0], bytes)):
-        return [EvaluationRows(rows=len(evaluated), among=among, trained=len(trained))]
-    return []
+    told = among or (alike and isinstance(trained[0], bytes) and isinstance(evaluated[0], bytes))
+    return [EvaluationRows(rows=len(evaluated), among=among, trained=len(trained))] if told else []

@@ -169,8 +169,7 @@ def _rehearse(command: Sequence[str], options: Options) -> tuple[Options, Runs]:
     folder = Path(options.folder)
 
     def run(beforehand: Options) -> int:
-        status = _run(command, beforehand, log)
-        if status in INTERRUPTED:
+        if (status := _run(command, beforehand, log)) in INTERRUPTED:
             raise KeyboardInterrupt
         interrupts.work()
         return status
@@ -193,8 +192,7 @@ def rows_of(
     rows = []
     for path in sorted({*folder.glob("watch-*.jsonl")}.difference(earlier), key=lambda path: path.stem):
         try:
-            trace = read(path)
-            if "features" not in trace.header.run:
+            if "features" not in (trace := read(path)).header.run:
                 raise TraceError(_why_unheard(trace))
             rows.append(judged_again(trace, [], trace_file=path.name))
         except TraceError as error:
@@ -304,10 +302,9 @@ def _merge(files: list[Path], traces: list[Trace]) -> None:
     whole = TraceWriter(beside)
     whole.write(replace(first.header, run=run), first.main.start, *first.main.records, *_files_written_later(first))
     for rank, trace in enumerate(traces[1:], start=1):
-        known = trace.run.premises.items()
-        left_open = {premise: told.where for premise, told in known if told.source is Source.OPEN}
-        own = PremisesOpen(reasons=left_open), *trace.main.records, *_files_written_later(trace)
-        TraceWriter(beside, rank).write(*own)
+        left_open = {premise: told.where for premise, told in trace.run.premises.items() if told.source is Source.OPEN}
+        own = PremisesOpen(reasons=left_open), *trace.main.records
+        TraceWriter(beside, rank).write(*own, *_files_written_later(trace))
     whole.write(*filter(None, [first.main.end]))
     for saved in first.attempts[1:]:  # by the first process alone
         whole.write(saved.start, *saved.records, *filter(None, [saved.end]))

@@ -211,8 +211,7 @@ class Listener:
 
     def add(self, record: evidence.Record, seconds: float = 0.0) -> None:
         """Write this record behind the trace's end, as an attempt of its own, as soon as the training is over."""
-        purposes = evidence.AttemptPurpose
-        purpose = purposes.MERGE if isinstance(record, evidence.Merged) else purposes.READ_BACK
+        purpose = evidence.AttemptPurpose["MERGE" if isinstance(record, evidence.Merged) else "READ_BACK"]
         end = evidence.AttemptEnd(outcome=evidence.AttemptOutcome.FINISHED, detail="", seconds=seconds)
         self._added += [evidence.AttemptStart(purpose=purpose, device=self._device), record, end]
         if self._ended:
@@ -306,12 +305,9 @@ class Listener:
         self._ended = True
         self.tried(self.end_of_listening)
         self.tried(self._tell_draws)  # of the passes that came after the steps that were listened to
-        if error is None:
-            end = Outcome(evidence.AttemptOutcome.FINISHED)
-        elif isinstance(error, KeyboardInterrupt):
+        end = Outcome(evidence.AttemptOutcome.FINISHED) if error is None else ending_of(error, "cpu")
+        if isinstance(error, KeyboardInterrupt):
             end = Outcome(evidence.AttemptOutcome.INTERRUPTED, "by Ctrl-C")
-        else:
-            end = ending_of(error, "cpu")
         seconds = time.monotonic() - self._started
         if not self._begun:  # it ended before its first step
             self.tried(lambda: self._write_header(dict(UNKNOWN), ""))

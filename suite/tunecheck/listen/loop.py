@@ -163,8 +163,7 @@ class LoopHooks:
         """An optimizer is about to step: with a closure the passes are yet to come, as in Lightning."""
         if self.steps is not None:
             self.steps.before_step(optimizer)
-        closure = args[1] if len(args) > 1 else kwargs.get("closure")
-        if not callable(closure):
+        if not callable(closure := args[1] if len(args) > 1 else kwargs.get("closure")):
             self._complete(optimizer)
             return None
         complete = self.hooks.guarded(self._complete)
@@ -197,8 +196,7 @@ class LoopHooks:
         from tunecheck.listen.optimizers import optimizers_of
 
         model = self.candidate() if self.model is None else self.model
-        tensors = tensors_of(optimizer)
-        if model is None or not tensors or any(p.grad is not None for p in tensors):
+        if model is None or not (tensors := tensors_of(optimizer)) or any(p.grad is not None for p in tensors):
             return
         if any(p.grad is not None for p in model.parameters()) and not optimizers_of(model):
             self.optimizers = [optimizer]

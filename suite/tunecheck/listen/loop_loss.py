@@ -69,8 +69,7 @@ class Pass:
         if not isinstance(ids, torch.Tensor) or not isinstance(kept, int):
             return None
         left_out = ids.shape[1] - positions  # of logits_to_keep: the last positions alone
-        classes_at = before._saved_dim if before._saved_dim < scores.ndim else -1
-        scores = scores.movedim(classes_at, -1).flatten(0, -2)
+        scores = scores.movedim(before._saved_dim if before._saved_dim < scores.ndim else -1, -1).flatten(0, -2)
         if scores.shape != (len(target), classes) or not len(target) or len(target) % rows:
             return None
         if REDUCTIONS[entropy._saved_reduction] == "none":
@@ -230,8 +229,7 @@ def another_kind(tensor: torch.Tensor, passes: Sequence[Pass]) -> str:
 def _compared(given: dict[str, Any], labels: torch.Tensor, device: torch.device) -> Batch:
     """Return the rows with what they are to predict; what the last position is to predict is one token more."""
     batch, labels = provisional(given, device), labels.to(device)
-    last = labels[:, -1:]
-    if bool((last == IGNORED).all()):
+    if bool(((last := labels[:, -1:]) == IGNORED).all()):
         labels = labels[:, :-1]
     else:
         mask, positions = batch.attention_mask, batch.position_ids
@@ -256,6 +254,10 @@ def provisional(given: dict[str, Any], device: torch.device) -> Batch:
     return batch_of({**given, "labels": ids if hidden is None else ids.masked_fill(hidden, IGNORED)}, device)
 
 
+def plainly(node: Any) -> str:
+    return str(node.name()).partition("Backward")[0]
+
+
 def are_stretched(*tensors: Any) -> bool:
     """Return whether one of two has its numbers repeated for the other, which has not just more axes in front.
 
@@ -265,5 +267,4 @@ def are_stretched(*tensors: Any) -> bool:
         return False
     short, long = sorted((each.shape[::-1] for each in tensors), key=len)
     differ = {pair for pair in zip(short, long, strict=False) if len({*pair}) > 1}
-    one_way = len({one < other for one, other in differ}) == 1
-    return one_way and any(each.requires_grad for each in tensors)
+    return len({one < other for one, other in differ}) == 1 and any(each.requires_grad for each in tensors)

@@ -204,8 +204,7 @@ class LoopSteps(Listener):
         """Return how far rounding has ratios of likelihoods in two passes be from 1; 0 where the model draws anew."""
         if any(part.training for part in self.noisy):
             return 0.0
-        exact = self.autocast is None and {p.dtype for p in self.model.parameters()} == {torch.float32}
-        return 0.05 if exact else 0.2
+        return 0.05 if self.autocast is None and {p.dtype for p in self.model.parameters()} == {torch.float32} else 0.2
 
     def _on_differentiated(self, *_: Any, **__: Any) -> None:
         self.differentiating = False

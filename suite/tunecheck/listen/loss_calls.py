@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from tunecheck.listen.loop_loss import ENTROPIES, are_stretched
+from tunecheck.listen.loop_loss import ENTROPIES, are_stretched, plainly
 from tunecheck.probes.reference import loss_graph
 from tunecheck.probes.reference.measures import living
 from tunecheck.training.hooks import Hooks
@@ -121,7 +121,3 @@ def centred(scores: torch.Tensor) -> torch.Tensor:
     """Return the first rows of these, each with mean 0: logits and their log-likelihoods are then alike."""
     rows = scores.detach().reshape(-1, scores.shape[-1])[:ROWS_SUMMED].float()
     return rows - rows.mean(dim=-1, keepdim=True)
-
-
-def plainly(node: Any) -> str:
-    return str(node.name()).partition("Backward")[0]

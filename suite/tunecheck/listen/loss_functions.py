@@ -12,16 +12,8 @@ from torch.autograd.graph import GradientEdge
 
 from tunecheck.core.check import holding
 from tunecheck.core.evidence import ScoresGiven
-from tunecheck.listen.loop_loss import ENTROPIES, FACTORS, JOINS, MOST_DIFFERENCE, VIEWS
-from tunecheck.listen.loss_calls import (
-    MOST_OF_LOG_1,
-    MOST_ROUNDING,
-    OF_SCORES,
-    ROWS_SUMMED,
-    LossCalls,
-    centred,
-    plainly,
-)
+from tunecheck.listen.loop_loss import ENTROPIES, FACTORS, JOINS, MOST_DIFFERENCE, VIEWS, plainly
+from tunecheck.listen.loss_calls import MOST_OF_LOG_1, MOST_ROUNDING, OF_SCORES, ROWS_SUMMED, LossCalls, centred
 from tunecheck.listen.policy_loss import MOST_NODES, bounds_wrongly, clipped_ratio
 from tunecheck.probes.reference import loss_graph
 from tunecheck.probes.reference.measures import living
@@ -84,18 +76,15 @@ def scores_given(tensor: torch.Tensor, calls: LossCalls) -> ScoresGiven:
         counts["unbounded"] += bounds_wrongly(tensor, node)
         if ratio is not None and calls.repeats:
             counts["functions"] += 1
-            off = (ratio.detach().float() - 1).abs() > calls.repeats
-            counts["off_policy"] += bool(off.float().mean() > 0.2)
-        squashed = OF_SCORES.get(node.name())
-        if squashed is not None:
+            counts["off_policy"] += bool(((ratio.detach().float() - 1).abs() > calls.repeats).float().mean() > 0.2)
+        if (squashed := OF_SCORES.get(node.name())) is not None:
             counts["functions"] += 1
             counts["cut_at_0"] += _is_cut_at_0(node)
             if node.name() == "LogSoftmaxBackward0":
                 counts["of_itself"] += _highest_of_itself(node._saved_result)
                 counts["over_positions"] += _is_over_positions(node)
                 counts["flat"] += _is_flat(node)
-            given = loss_graph.straight_back(node.next_functions[0])[0]
-            if given is not None and given.name() in squashed:
+            if (given := loss_graph.straight_back(node.next_functions[0])[0]) is not None and given.name() in squashed:
                 found.append(f"{plainly(node)} of a {plainly(given)}")
             elif node.name() in ENTROPIES and given is not None:
                 bounded = given.name() == "LogSoftmaxBackward0" and loss_graph.straight_back(given.next_functions[0])[0]
@@ -119,8 +108,7 @@ def scores_given(tensor: torch.Tensor, calls: LossCalls) -> ScoresGiven:
 
 def _is_flat(softmax: Any) -> bool:
     """Return whether it is nearly flat but for what a mask hides; SimCLR's cosines at a temperature of 0.5 span 4."""
-    within = reach_of(softmax.next_functions[0], masked=True)
-    if within is None or within[1] - within[0] >= 0.5:
+    if (within := reach_of(softmax.next_functions[0], masked=True)) is None or within[1] - within[0] >= 0.5:
         return False
     result = softmax._saved_result.detach()
     below = result.amax(dim=softmax._saved_dim, keepdim=True) - result
@@ -223,8 +211,7 @@ def _parts_read(edge: Any) -> tuple[Any, range]:
     while way[-1][0] is not None and way[-1][0].name() in MOVES:
         learned = [behind for behind in way[-1][0].next_functions if behind[0] is not None]
         way.append(learned[0] if len(learned) == 1 else (None, 0))
-    layer = way[-1][0]
-    if layer is None or layer.name() not in LAST_LAYERS:
+    if (layer := way[-1][0]) is None or layer.name() not in LAST_LAYERS:
         return None, range(0)
     parts = every = _parts_of(layer)
     for (node, number), (behind, at) in reversed([*pairwise(way)]):
@@ -284,8 +271,7 @@ def reach_of(edge: Any, *, masked: bool = False) -> tuple[float, float] | None:
         return REACHES.get("" if node is None else node.name()) if most is None else (-most, most)
     (given, (other, _)), factor = node.next_functions, node._saved_other
     constant = other is None and isinstance(factor, torch.Tensor) and factor.numel() == 1
-    within = reach_of(given, masked=masked) if constant else None
-    if within is None or not float(factor):
+    if (within := reach_of(given, masked=masked) if constant else None) is None or not float(factor):
         return None
     by = 1 / float(factor) if node.name() == "DivBackward0" else float(factor)
     low, high = sorted(end * by + 0.0 for end in within)  # no -0.0
@@ -344,8 +330,7 @@ def _common_length(vectors: torch.Tensor | None, axis: int) -> float | None:
     found = vectors.detach().movedim(axis if axis < vectors.ndim else -1, -1).flatten(0, -2)
     length = float(found[0].norm(dtype=torch.float32))
     parts = (part.norm(dim=-1, dtype=torch.float32) for part in (found[-1:], found))
-    alike = all(bool(((each - length).abs() <= MOST_ROUNDING * length).all()) for each in parts)
-    return length if alike else None
+    return length if all(bool(((each - length).abs() <= MOST_ROUNDING * length).all()) for each in parts) else None
 
 
 def _output_and_target(node: Any) -> tuple[Any, torch.Tensor | None]:
@@ -355,8 +340,7 @@ def _output_and_target(node: Any) -> tuple[Any, torch.Tensor | None]:
     if of_both is None or of_both.name() not in (DIFFERENCES[:1] if by_hand else ELEMENTWISE):
         return None, None
     ways = of_both.next_functions[:2]
-    own = [at for at, (made, _) in enumerate(ways) if made is not None]
-    if len(own) != 1:
+    if len(own := [at for at, (made, _) in enumerate(ways) if made is not None]) != 1:
         return None, None
     edge = ways[own[0]]
     if not by_hand:
@@ -374,8 +358,7 @@ def _unreached(tensor: torch.Tensor, node: Any) -> str | None:
     slack = MOST_DIFFERENCE * (1 + max(abs(end) for end in within if math.isfinite(end)))
     outside = (target < within[0] - slack) | (target > within[1] + slack)
     found = loss_graph.gradients(tensor, [GradientEdge(*edge)]) if 2 * outside.sum() > target.numel() else None
-    learned = None if found is None else found[0] != 0
-    if learned is None or 2 * (outside & learned).sum() <= learned.sum():
+    if found is None or 2 * (outside & (learned := found[0] != 0)).sum() <= learned.sum():
         return ""
     ends = f"{float(target.min()):g} to {float(target.max()):g}"
     return f"{plainly(node)} of outputs that reach {within[0]:g} to {within[1]:g}, and targets from {ends}"
@@ -409,8 +392,7 @@ def _read_by(function: Any, size: int) -> Iterator[torch.Tensor]:
     """Yield the tensors of this size, in which nothing learns, that layers behind this function multiply."""
     for node in loss_graph.graph_of(function):
         for name, place in (("input", 0), ("mat1", 1), ("self", 0)):  # what is kept, and its place among the edges
-            learns = node.next_functions[place : place + 1] != ((None, 0),)
-            given = None if learns else loss_graph.saved(node, name)
+            given = loss_graph.saved(node, name) if node.next_functions[place : place + 1] == ((None, 0),) else None
             if isinstance(given, torch.Tensor) and given.numel() == size:
                 yield given.detach()
 
@@ -426,8 +408,7 @@ def _exchanged_by_view(softmax: Any) -> bool:
 def _learns_outside(tensor: torch.Tensor, node: Any) -> bool:
     """Return whether a binary cross entropy learns targets that are no probabilities: others may be left out of it."""
     target = node._saved_target
-    outside = (target < -MOST_DIFFERENCE) | (target > 1 + MOST_DIFFERENCE)
-    if not outside.any():
+    if not (outside := (target < -MOST_DIFFERENCE) | (target > 1 + MOST_DIFFERENCE)).any():
         return False
     found = loss_graph.gradients(tensor, [GradientEdge(*node.next_functions[0])])
     return found is not None and bool((found[0][outside] != 0).any())
@@ -445,8 +426,7 @@ def _crossed(node: Any) -> bool:
             return False
     own = operands[0]
     own = own[0].next_functions[0] if own[0].name() == "ExpandBackward0" else own
-    outputs = loss_graph.size_of(own)
-    return outputs > 1 and all_pairs == outputs**2
+    return (outputs := loss_graph.size_of(own)) > 1 and all_pairs == outputs**2
 
 
 def _highest_of_itself(likelihoods: torch.Tensor) -> bool:
@@ -454,8 +434,7 @@ def _highest_of_itself(likelihoods: torch.Tensor) -> bool:
 
     A log-softmax adds a constant to each row. What differs from the transposed ones is then a difference of two.
     """
-    rows = len(likelihoods) if likelihoods.ndim == 2 else 0
-    if rows < FEWEST_ROWS or likelihoods.shape[1] != rows:
+    if (rows := len(likelihoods) if likelihoods.ndim == 2 else 0) < FEWEST_ROWS or likelihoods.shape[1] != rows:
         return False
     found = likelihoods.detach().double()
     skew, least = found - found.t(), MOST_DIFFERENCE * found.abs().max()

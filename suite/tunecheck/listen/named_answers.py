@@ -89,8 +89,7 @@ def _named(columns: Sequence[str]) -> list[str] | None:
     """Return two of these names that differ by one word alone, of which the first one names the better answers."""
     for good, bad in WORDS:
         for name in filter(lambda column: isinstance(column, str), columns):
-            other = re.sub(rf"(?<![a-z]){good}(?![a-z])", bad, name)
-            if other != name and other in columns:
+            if (other := re.sub(rf"(?<![a-z]){good}(?![a-z])", bad, name)) != name and other in columns:
                 return [name, other]
     return None
 

@@ -72,8 +72,8 @@ HEARD: WeakSet[Any] = WeakSet()
 
 def _all_optimizers() -> list[Any]:
     """Return the optimizers of this process, without those around another, as accelerate's."""
-    found = [each for each in living(torch.optim.Optimizer) if hasattr(each, "param_groups")]
-    inner = [each for each in found if not hasattr(each, "optimizer")]
+    found = living(torch.optim.Optimizer)
+    inner = [each for each in found if hasattr(each, "param_groups") and not hasattr(each, "optimizer")]
     return [each for each in inner if not any(same_optimizer(each, own) for own in HEARD)]
 
 
@@ -217,8 +217,7 @@ def lowest_at(schedule: Any) -> int:
 
     One that stays at a share of the highest rate, and falls to it in half of the steps or more, goes on by plan.
     """
-    taken = int(schedule.last_epoch)
-    if not isinstance(schedule, LambdaLR) or taken < 1:
+    if not isinstance(schedule, LambdaLR) or (taken := int(schedule.last_epoch)) < 1:
         return 0
     every = -(-taken // 1000)  # its function is asked for so many steps once more
     rates = [max(factor(step) for factor in schedule.lr_lambdas) for step in range(0, taken + 1, every)]

@@ -29,8 +29,7 @@ def penalties_of(loss: torch.Tensor) -> ScoresGiven:
             found["functions"] += 1
             found["without_reference"] += bool((result == 1).all())
             found["rewarded"] += _pull(loss, node) < 0
-    more: dict[str, Any] = {**found}
-    return ScoresGiven(probabilities=(), **more)
+    return ScoresGiven(probabilities=(), **dict[str, Any](found))
 
 
 def _pull(loss: torch.Tensor, node: Any) -> int:
@@ -42,8 +41,7 @@ def _pull(loss: torch.Tensor, node: Any) -> int:
 
 def bounds_wrongly(loss: torch.Tensor, node: Any) -> bool:
     """Return whether the smaller loss counts of ratios and clipped ones; the larger is to (arXiv 1707.06347, eq. 7)."""
-    way = {"MaximumBackward0": -1, "MinimumBackward0": 1}.get(node.name())
-    if way is None:
+    if (way := {"MaximumBackward0": -1, "MinimumBackward0": 1}.get(node.name())) is None:
         return False
     parts = [_behind_factors(following) for following, _ in node.next_functions]
     clipped = [part for part in parts if part is not None and clipped_ratio(part) is not None]

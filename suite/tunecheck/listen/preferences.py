@@ -61,8 +61,7 @@ def pairs_of(
 
     The window's pairs are added to those `before`.
     """
-    found = [pair for given in micro_batches if (pair := _halves(given, rows)) is not None]
-    if not found:
+    if not (found := [*filter(None, (_halves(given, rows) for given in micro_batches))]):
         return None
     as_long = [pair for pair in found if pair[0].shape == pair[1].shape]  # these alone may be alike
     alike = [bool((one == other).all()) for pair in as_long for one, other in zip(*pair, strict=True)]

@@ -106,8 +106,7 @@ def of_model(model: Any, run: Any, noise: str) -> Iterator[Reason]:
         yield f"tunecheck does not know the kernels of attention {attention!r}", Premise.ATTENTION_DECLARED
     if not (layers := stacked_layers(model)):
         yield "no module list has the configured number of layers", Premise.CHECKPOINTING_DECLARED
-    kinds = {type(found) for found in map(attention_of, layers) if found is not None}
-    if not kinds:
+    if not (kinds := {type(found) for found in map(attention_of, layers) if found is not None}):
         yield "no layer has an attention module", Premise.ATTENTION_DECLARED
     elif others := [kind.__name__ for kind in kinds if not kind.forward.__module__.startswith("transformers.")]:
         why = f"{others[0]} computes attention in its own code, whatever the configuration selects"
@@ -126,8 +125,7 @@ def of_adapters(model: Any, run: Any, adapters: Adapters) -> Iterator[Reason]:
         if getattr(config, "target_parameters", None):
             yield "tunecheck does not enumerate adapters of LoraConfig.target_parameters", Premise.ADAPTERS_ENUMERATED
         if not isinstance(init, bool):
-            why = f"LoraConfig.init_lora_weights = {init!r} selects another initialisation"
-            yield why, Premise.ADAPTERS_FRESH
+            yield f"LoraConfig.init_lora_weights = {init!r} selects another initialisation", Premise.ADAPTERS_FRESH
         if provenance.trained_before(model, adapters=True):
             yield "an earlier training of this process trained the adapters", Premise.ADAPTERS_FRESH
         if model in provenance.LOADED:

@@ -62,15 +62,14 @@ def loads_of(model: Any) -> Iterator[StateLoaded]:
         yield StateLoaded(into=load.into, offered=load.offered, taken=load.taken, misnamed=misnamed)
 
 
-def _fitting(offered: Iterable[str], missing: Iterable[str]) -> Iterator[tuple[str, str]]:
+def _fitting(offered: set[str], missing: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Yield each missing name with an offered one that differs by a prefix, or by one part: an adapter's name."""
     by_end: defaultdict[str, list[str]] = defaultdict(list)
-    held = set(offered)
-    shortened = {rest: name for name in held for rest in _less_one_part(name)}
-    for name in held:
+    shortened = {rest: name for name in offered for rest in _less_one_part(name)}
+    for name in offered:
         by_end[".".join(name.split(".")[-2:])].append(name)
     for name in missing:
-        within = next((rest for rest in _less_one_part(name) if rest in held), shortened.get(name))
+        within = next((rest for rest in _less_one_part(name) if rest in offered), shortened.get(name))
         alike = by_end[".".join(name.split(".")[-2:])]
         around = (other for other in alike if name.endswith(f".{other}") or other.endswith(f".{name}"))
         if (found := within or next(around, None)) is not None:

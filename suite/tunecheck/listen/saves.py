@@ -152,13 +152,11 @@ class _Trained:
             self.tell(replace(seen, earlier=(*sorted(self._telling),), first=True))
         elif lost and (kept or self._others) and not self._strange:
             scoring = not self._scoring.isdisjoint(lost)
-            of_kept = _layers(self._kept)
-            within = len(of_kept) > 1 and of_kept <= _layers(lost)
+            within = len(of_kept := _layers(self._kept)) > 1 and of_kept <= _layers(lost)
             self.tell(replace(seen, lost=(*lost,), leading=lost[0] == moved[0], scoring=scoring, within=within))
 
     def written(self, model: Any, held: Mapping[str, torch.Tensor], file: str = "") -> None:
         """Record what of the trained tensors is in these, if any of them has moved by now."""
-        live = self.present()
         now = self.learnt
         values = {name: value_of(p) for name, p in now.items()}
         moved = {name for name, value in values.items() if value != self.before[name]}
@@ -174,7 +172,7 @@ class _Trained:
         self._strange |= not matrices <= self._known | {*values.values()}
         of_others = {v for each in _TRAINED.values() if each is not self for v in map(value_of, each.learnt.values())}
         # an adapter that rests beside the trained one, as a reference, may be what that was
-        present = {value_of(p) for p in live.values() if p.shape in shapes}
+        present = {value_of(p) for p in self.present().values() if p.shape in shapes}
         distinct = moved & self._telling
         by_value = {values[name]: name for name in distinct}
         wrong = ((name, by_value.get(given[name])) for name in sorted(moved & given.keys()))
@@ -183,8 +181,7 @@ class _Trained:
         # the best checkpoint may be the first one
         earlier = {name for name in lost if self.before[name] in found - present and not (starts and self._first)}
         earlier |= {name for name in returned if values[name] in found}
-        alone = self._base and not found and not (now and not moved)
-        of_base = len(self._base & digests.keys()) if alone else 0
+        of_base = len(self._base & digests.keys()) if not found and not (now and not moved) else 0
         ends = [tensor for name, tensor in held.items() if "lora_B" in name]
         own = next((saver for saver in _running() if saver.get("self") is model), None)
         seen = Written(
@@ -279,8 +276,7 @@ _WAITING: dict[Path, Callable[[], None]] = {}
 
 def merging(tuner: Any, *_: Any, **__: Any) -> Callable[[Any], None] | None:
     """A tuner of peft is about to merge its adapters. Return what is to be called with the merged model."""
-    found = next((m for m in PRODUCTS if getattr(m, "base_model", None) is tuner), None)
-    if found is None:
+    if (found := next((m for m in PRODUCTS if getattr(m, "base_model", None) is tuner), None)) is None:
         return None
     heard, begun = PRODUCTS[found], time.monotonic()
     heard.before_merge()
@@ -352,8 +348,7 @@ def _holds_all(thing: Any, model: Any) -> bool:
 def _functions(model: Any, heard: Product) -> list[torch.Tensor]:
     """Return the logits of the model as it is, and those without its adapters: a script may save the base alone."""
     functions = [_logits(model, heard.ids)]
-    whole = next((m for m in PRODUCTS if _is_of(model, m) and adapted_layers(m)), None)
-    if whole is not None:
+    if (whole := next((m for m in PRODUCTS if _is_of(model, m) and adapted_layers(m)), None)) is not None:
         with without_adapters(whole):
             functions.append(_logits(model, heard.ids))
     return functions

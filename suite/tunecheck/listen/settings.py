@@ -30,8 +30,7 @@ def settings_of(
     found = [*_of_model(model), *_of_arguments(arguments), *(() if arguments else _of_losses())]
     pretrained = not prepends(model) and any(weights_folder(module) for module in model.modules())
     for optimizer in optimizers:
-        found += _of_groups(optimizer, rate, pretrained)
-        found += _of_depth(model, optimizer)
+        found += [*_of_groups(optimizer, rate, pretrained), *_of_depth(model, optimizer)]
         found += _of_decay(model, optimizer) if arguments is None else ()  # a library's list of names is its own
     each = dict.fromkeys((kind, float(value), where) for kind, value, where in found)
     return SettingsGiven(settings=tuple(Setting(kind=kind, value=value, where=where) for kind, value, where in each))
@@ -64,8 +63,7 @@ def _of_depth(model: Any, optimizer: Any) -> Iterator[Given]:
     """Yield the first layers' rate over the last ones', where rates rise or fall with depth, one for each layer."""
     # timm's and MAE's schedules keep a group's share of the rate, which may be 0 at first
     scales = [(group.get("lr_scale", group["lr"]), group["params"]) for group in optimizer.param_groups]
-    shares = [(float(scale), parameters) for scale, parameters in scales if scale is not None]
-    rates = {id(p): share for share, parameters in shares for p in parameters}
+    rates = {id(p): float(scale) for scale, parameters in scales if scale is not None for p in parameters}
     in_order = [rate for rate, _ in groupby(rates[id(p)] for p in model.parameters() if id(p) in rates)]
     # a head's, a body's and an embedding's are three
     if len(in_order) >= 4 and in_order[-1] and sorted(in_order) in (in_order, in_order[::-1]):
@@ -90,8 +88,7 @@ def _of_decay(model: Any, optimizer: Any) -> Iterator[Given]:
 
 def _of_arguments(arguments: Any) -> Iterator[Given]:
     kind = type(arguments)
-    named = {"label_smoothing_factor": "label_smoothing", "neftune_noise_alpha": "neftune_noise_alpha"}
-    for name, of in named.items():
+    for name, of in {"label_smoothing_factor": "label_smoothing", "neftune_noise_alpha": "neftune_noise_alpha"}.items():
         if value := getattr(arguments, name, None):
             yield of, value, f"{kind.__name__}.{name}"
     of_trl = any(base.__module__.startswith("trl.") for base in kind.__mro__)

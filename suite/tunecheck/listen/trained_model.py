@@ -22,10 +22,9 @@ from tunecheck.training.hooks import tensors_of
 
 def is_causal(module: Any) -> bool:
     """Return whether this is a model of transformers, or adapters around one, with a head over a vocabulary."""
-    if not hasattr(module, "config"):
-        return False
     # what passes every attribute on, as Fabric's module, is no model: the one that it holds is called by itself
-    if not any(hasattr(type(module), name) for name in ("get_output_embeddings", "get_base_model")):
+    heads = ("get_output_embeddings", "get_base_model")
+    if not hasattr(module, "config") or not any(hasattr(type(module), name) for name in heads):
         return False
     if hasattr(type(module), "get_base_model") and not type(module).forward.__module__.startswith("peft."):
         return False  # the script's own class around adapters takes and returns what it likes
@@ -47,8 +46,7 @@ def is_transformers(model: Any) -> bool:
 
 def only_tokenizer() -> Any:
     """Return the tokenizer that this process holds; None where it holds none, or several that differ."""
-    loaded = sys.modules.get("transformers.tokenization_utils_base")
-    if loaded is None:
+    if (loaded := sys.modules.get("transformers.tokenization_utils_base")) is None:
         return None
     held: list[Any] = living(loaded.PreTrainedTokenizerBase)
     kinds = {(tokenizer.name_or_path, len(tokenizer), tokenizer.pad_token_id) for tokenizer in held}
@@ -96,9 +94,8 @@ def _in_common(trained: Any, evaluated: Any) -> EvaluationRows | None:
     if type(trained) is not type(evaluated) or trained is None:
         return None
     with contextlib.suppress(Exception):  # of objects of the script's own, and of numpy's without a length
-        places = [_place(held) for held in (trained, evaluated)]
         if trained.ndim == 1:
-            (first, end, size), (other_first, other_end, _) = places
+            (first, end, size), (other_first, other_end, _) = map(_place, (trained, evaluated))
             shared = max(0, min(end, other_end) - max(first, other_first)) // size
             return EvaluationRows(rows=len(evaluated), among=shared, trained=len(trained))
     return None
@@ -190,8 +187,7 @@ def objective_of(model: Any, micro_batches: Iterable[Mapping[str, Any]], trainer
     if not (is_causal(model) if trainer is None else is_transformers(model)):
         return f"only its own code defines the rows and the loss of a {type(model).__name__}"
     of_trl = (base.__name__ for base in getattr(trainer, "__mro__", ()) if base.__module__.startswith("trl."))
-    own = next(of_trl, "SFTTrainer")
-    if own != "SFTTrainer" and not own.startswith("_"):
+    if (own := next(of_trl, "SFTTrainer")) != "SFTTrainer" and not own.startswith("_"):
         return f"{own} trains another objective than the mean token loss"
     each = (_other_rows(given, labelled=trainer is not None) for given in micro_batches)
     return _other_model(model) or next(filter(None, each), "")

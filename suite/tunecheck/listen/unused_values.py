@@ -129,9 +129,7 @@ def _assigned(scope: ast.AST, used: set[str]) -> Found:
         targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.For) else []
         for target in targets:
             alone = isinstance(target, ast.Name)
-            names = (
-                part for part in ast.walk(target) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)
-            )
+            names = (n for n in ast.walk(target) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
             for name in names if not alone or isinstance(node, ast.Assign) else ():
                 if name.id not in used and _tells(name.id, NAMED if alone else UNPACKED):
                     yield "variable", name.id, name.lineno
@@ -162,11 +160,8 @@ def _options(call: ast.Call, read: set[str]) -> Found:
     """Yield an option that the command gives and that nothing reads; all are read where they are passed on whole."""
     if not isinstance(call.func, ast.Attribute) or call.func.attr != "add_argument":
         return
-    if any(keyword.arg in ("dest", "action") for keyword in call.keywords) or read & {
-        "vars",
-        "__dict__",
-        "_get_kwargs",
-    }:
+    passed_on = read & {"vars", "__dict__", "_get_kwargs"}
+    if passed_on or any(keyword.arg in ("dest", "action") for keyword in call.keywords):
         return
     for flag in (given.value for given in call.args if isinstance(given, ast.Constant)):
         name = str(flag).lstrip("-").replace("-", "_")

@@ -55,8 +55,7 @@ def overrides(trainer: Any, method: str) -> bool:
 def of_caller() -> Iterator[UserCode]:
     """Yield the line of the script that is being executed: the innermost one that is no library's."""
     for frame, line in walk_stack(sys._getframe(1)):
-        code = frame.f_code
-        if is_users(code.co_filename):
+        if is_users((code := frame.f_code).co_filename):
             written = UserCode(role="script", name=code.co_name, file=code.co_filename, line=line)
             with suppress(OSError):  # a notebook's cell, say, that nobody keeps
                 written = _with_source(written, frame)
@@ -98,8 +97,7 @@ def code_of(role: str, value: Any) -> UserCode | None:
     if not (inspect.isroutine(value) or inspect.isclass(value)):
         value = type(value)
     try:
-        file = inspect.getsourcefile(value) or ""
-        if not is_users(file):
+        if not is_users(file := inspect.getsourcefile(value) or ""):
             return None
         lines, first = inspect.getsourcelines(value)
     except (TypeError, OSError):
@@ -119,8 +117,7 @@ def is_users(file: str) -> bool:
 @cache
 def _installed(folder: Path) -> set[str]:
     """Return what pip has installed in this folder, as with --target: its packages and modules."""
-    files = (file for found in distributions(path=[str(folder)]) for file in found.files or ())
-    return {file.parts[0] for file in files}
+    return {file.parts[0] for found in distributions(path=[str(folder)]) for file in found.files or ()}
 
 
 def is_held(thing: Any, depth: int = 3, aside: frozenset[int] = frozenset()) -> bool:
