@@ -58,8 +58,7 @@ def convert_gguf(*, file: str, out: str) -> None:
     tokenizer = AutoTokenizer.from_pretrained(**source, local_files_only=True)
 
     # The loaded object counts as quantised and refuses to be saved; a new one of its class does not.
-    config = loaded.config
-    if hasattr(config, "quantization_config"):
+    if hasattr(config := loaded.config, "quantization_config"):
         del config.quantization_config
     with torch.device("meta"):
         fresh = type(loaded)(config)
@@ -80,10 +79,9 @@ def draw_random(*, architecture: dict[str, Any], seed: int, out: str) -> None:
     make = byte_tokenizer if architecture["vocab_size"] < PAIR_VOCABULARY else pair_tokenizer
     tokenizer = make(architecture["max_position_embeddings"])
     ends = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
-    config = AutoConfig.for_model(**architecture, **ends)
     torch.manual_seed(seed)
     auto: Any = AutoModelForCausalLM
-    auto.from_config(config, dtype=torch.bfloat16).save_pretrained(out)
+    auto.from_config(AutoConfig.for_model(**architecture, **ends), dtype=torch.bfloat16).save_pretrained(out)
     tokenizer.save_pretrained(out)
 
 

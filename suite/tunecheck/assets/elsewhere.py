@@ -44,8 +44,7 @@ def link_folder(source: LocalSource, wanted: Wanted) -> ModelFolder:
     folder = _expanded(source.path)
     names = model_files(folder)
     record = read_json(folder / MANIFEST) if (folder / MANIFEST).is_file() else {}
-    pretrained = record.get("pretrained", True) is True
-    if not pretrained and not wanted.allow_random:
+    if not (pretrained := record.get("pretrained", True) is True) and not wanted.allow_random:
         raise PassedOver(f"{folder} holds random weights, as its {MANIFEST} says, and this run does not allow them")
     notes = check_fit(folder, wanted.model, str(folder), exact=False)
     origin = wanted.origin("local", str(folder), str(record.get("revision", "")), pretrained=pretrained, notes=notes)
@@ -94,8 +93,7 @@ def draw(source: RandomSource, wanted: Wanted) -> ModelFolder:
 
 
 def _expanded(text: str) -> Path:
-    path = os.path.expandvars(os.path.expanduser(text))
-    if unset := re.findall(r"\$\{?(\w+)", path):
+    if unset := re.findall(r"\$\{?(\w+)", path := os.path.expandvars(os.path.expanduser(text))):
         raise PassedOver(f"{text}: {unset[0]} is not set")
     shipped = [configs / "models" / path for configs in configs_folders()]
     folder = next((folder for folder in shipped if os.path.isdir(folder)), Path(path).absolute())
@@ -138,8 +136,7 @@ def _download(source: PackageSource, folder: Path) -> Path:
         )
     except subprocess.TimeoutExpired:
         raise PassedOver(f"pip did not get {source.requirement} within {DOWNLOAD_SECONDS:g} s") from None
-    found = sorted(wheels.glob("*.whl"))
-    if done.returncode != 0 or not found:
+    if done.returncode != 0 or not (found := sorted(wheels.glob("*.whl"))):
         raise PassedOver(f"pip could not get {source.requirement}: {_reason(done.stderr)}")
     remedy = "run again; if it stays, the index serves another file than the pinned"
     check_digest(found[0], source.sha256, remedy=remedy)

@@ -64,8 +64,7 @@ def model_files(folder: Path) -> tuple[str, ...]:
 
 def weight_files(folder: Path) -> tuple[str, ...]:
     """Return the names of the safetensors files, one or the index's shards. Raises PassedOver when there are none."""
-    index = folder / _INDEX
-    if not (folder / _WEIGHTS).is_file() and index.is_file():
+    if not (folder / _WEIGHTS).is_file() and (index := folder / _INDEX).is_file():
         shards = read_json(index).get("weight_map")
         if not isinstance(shards, dict) or not all(Path(str(name)).name == name for name in shards.values()):
             raise damaged(index, "it maps no tensors to files of this folder", f"fetch it again into {folder}")
@@ -101,10 +100,9 @@ def open_sealed(folder: Path) -> ModelFolder:
 
 def repairs_of(folder: Path) -> tuple[str, ...]:
     """Return date and reason of each repair of this folder, the oldest first; empty for most."""
-    try:
+    with contextlib.suppress(OSError, UnicodeDecodeError):
         return tuple(read_text(folder / _REPAIRS, JSON_BYTES).splitlines())
-    except (OSError, UnicodeDecodeError):
-        return ()
+    return ()
 
 
 def note_repair(folder: Path, damage: str, before: tuple[str, ...] = ()) -> None:
@@ -145,8 +143,7 @@ def verified(folder: Path, kind: Callable[..., K]) -> tuple[K, dict[str, tuple[i
 
 def check_digest(path: Path, expected: str | None, *, remedy: str) -> str:
     """Return the file's SHA-256. Raises WeightsDamaged when another one is expected."""
-    found = _sha256(path)
-    if found != (expected or found):
+    if (found := _sha256(path)) != (expected or found):
         size = path.stat().st_size
         raise damaged(path.resolve(), f"SHA-256 of its {size} bytes is {found}, expected {expected}", remedy)
     return found
@@ -154,12 +151,11 @@ def check_digest(path: Path, expected: str | None, *, remedy: str) -> str:
 
 def is_whole(folder: Path) -> bool:
     """Return whether the folder holds pretrained weights and every file has its size; nothing is hashed."""
-    try:
+    with contextlib.suppress(OSError, WeightsDamaged, KeyError, TypeError, AttributeError):
         record = read_json(folder / MANIFEST)
         sizes = [(folder / name).stat().st_size == entry["bytes"] for name, entry in record["files"].items()]
         return bool(record["pretrained"]) and all(sizes)
-    except (OSError, WeightsDamaged, KeyError, TypeError, AttributeError):
-        return False
+    return False
 
 
 def damaged(path: Path, what: str, remedy: str) -> WeightsDamaged:

@@ -101,8 +101,7 @@ def deliver(source: HubSource, wanted: Wanted) -> ModelFolder:
         return _delivered(source, wanted)
     except PassedOver as reason:
         # A broken connection is no reason to use other weights; a refusal is, and so is being offline from the start.
-        problem = offline()
-        if problem is None and not isinstance(reason, Refused):
+        if (problem := offline()) is None and not isinstance(reason, Refused):
             raise
         answers = [f"{source.id}: {reason}"]
     for repository in source.fallback_ids:

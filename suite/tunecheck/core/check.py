@@ -139,7 +139,6 @@ class Check(Frozen, ABC):
         """
         if within and problems:
             measured, limit = len(problems), 0
-        passed = within and not problems
         causes = causes or (problems.values() if isinstance(problems, Mapping) else ())
         proven = list(dict.fromkeys(causes))
         nothing_wrong = not problems and (within or measured != measured)  # the error of nothing is NaN
@@ -147,7 +146,7 @@ class Check(Frozen, ABC):
             raise NothingCompared(f"there was nothing to compare: {detail}")
         return Finding(
             check=self.key(),
-            status=Status.PASSED if passed else Status.FAILED,
+            status=Status.PASSED if within and not problems else Status.FAILED,
             measured=measured,
             limit=limit,
             detail=detail,

@@ -62,8 +62,7 @@ def write_whole(path: Path, text: str) -> None:
 def hide_secrets(log: Path) -> None:
     """Rewrite the log of a process that has ended without its secrets, where it has any."""
     with contextlib.suppress(OSError, SuiteError):
-        held = log.read_text("utf-8", errors="replace")
-        if (hidden := redacted(held)) != held:
+        if (hidden := redacted(held := log.read_text("utf-8", errors="replace"))) != held:
             write_whole(log, hidden)
 
 
@@ -74,8 +73,7 @@ def open_file(path: Path, most_bytes: int) -> BinaryIO:
     except ValueError as error:  # a null character, which no path has
         raise OSError(errno.EINVAL, str(error), str(path)) from None
     try:
-        status = os.fstat(descriptor)
-        if stat.S_ISDIR(status.st_mode):
+        if stat.S_ISDIR((status := os.fstat(descriptor)).st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "not a regular file but a pipe, a socket or a device", str(path))
@@ -128,8 +126,7 @@ def parse_json(text: str | bytes, *, unique: bool = False) -> Any:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    held = dict(pairs)
-    if len(held) < len(pairs):
+    if len(held := dict(pairs)) < len(pairs):
         twice = next(key for number, (key, _) in enumerate(pairs) if key in dict(pairs[:number]))
         raise ValueError(f"{json.dumps(twice)} is given twice")
     return held

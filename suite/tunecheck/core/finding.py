@@ -40,8 +40,7 @@ class Place(Frozen):
 
     def __str__(self) -> str:
         """Format it as editors and terminals open it, the file relative to the present folder where it is below it."""
-        path = Path(self.file)
-        shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+        shown = path.relative_to(Path.cwd()) if (path := Path(self.file)).is_relative_to(Path.cwd()) else path
         return f"{self.what} at {shown}:{self.line}" + (f": {self.quoted}" if self.quoted else "")
 
 

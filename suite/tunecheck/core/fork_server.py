@@ -77,8 +77,7 @@ def head_start(arguments: Sequence[str]) -> None:
     marker = next((after for word, after in pairwise(arguments) if word == "-m"), "")
     asked = marker.isidentifier() and (shipped_folder() / "tiers" / f"test_{marker}.py").is_file()
     elsewhere = any(word.startswith(("-n", "--co", "--in-process")) for word in arguments)
-    known = "PYTEST_ADDOPTS" not in os.environ and not any(map(os.path.exists, DRIVERS))
-    if asked and known and not elsewhere:
+    if asked and "PYTEST_ADDOPTS" not in os.environ and not any(map(os.path.exists, DRIVERS)) and not elsewhere:
         warm_up(gpu=False)
         atexit.register(cool_down)
 

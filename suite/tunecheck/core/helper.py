@@ -37,8 +37,7 @@ def command_for(module: str, *arguments: str) -> list[str]:
 def helper_environment() -> dict[str, str]:
     """Return this process's environment with the import path of the suite added, and output in UTF-8."""
     places = [*python_path(), *filter(None, [os.environ.get("PYTHONPATH")])]
-    path = {"PYTHONPATH": os.pathsep.join(places)} if places else {}
-    return {**os.environ, **path, "PYTHONIOENCODING": "utf-8"}
+    return {**os.environ, **({"PYTHONPATH": os.pathsep.join(places)} if places else {}), "PYTHONIOENCODING": "utf-8"}
 
 
 def ask(
@@ -96,10 +95,9 @@ def die_with_parent() -> None:
 
 def signal_name(number: int) -> str:
     """Return the name of a signal, such as SIGSEGV."""
-    try:
+    with contextlib.suppress(ValueError):  # real-time signals have no name
         return signal.Signals(number).name
-    except ValueError:  # real-time signals have no name
-        return f"signal {number}"
+    return f"signal {number}"
 
 
 def _answer(status: int, about: str, output: str, errors: str) -> dict[str, Any]:

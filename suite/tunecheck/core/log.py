@@ -33,8 +33,7 @@ def on_terminal(write: Callable[[str], None] | None = None) -> Iterator[None]:
         return False
 
     before, log.filters = log.filters, [shown]
-    level = log.level
-    log.setLevel(level or logging.INFO)
+    log.setLevel((level := log.level) or logging.INFO)
     try:
         yield
     finally:

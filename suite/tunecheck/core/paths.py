@@ -25,8 +25,7 @@ def from_home(named: str) -> Path:
 
 def checkout_folder() -> Path | None:
     """Return the checkout that this package runs from; None where it is installed from a wheel."""
-    root = _PACKAGE.parents[1]
-    return root if (root / "pyproject.toml").is_file() and (root / "tiers").is_dir() else None
+    return root if ((root := _PACKAGE.parents[1]) / "pyproject.toml").is_file() and (root / "tiers").is_dir() else None
 
 
 def shipped_folder() -> Path:
@@ -103,5 +102,4 @@ def python_path() -> list[str]:
 
     A folder of site-packages put there would hide modules of the standard library.
     """
-    root = checkout_folder()
-    return [] if root is None else [str(root / "suite")]
+    return [] if (root := checkout_folder()) is None else [str(root / "suite")]

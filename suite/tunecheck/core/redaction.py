@@ -220,9 +220,8 @@ def _without_value(match: re.Match[str]) -> str:
     value = match["quoted"] if match["quote"] else match["bare"]
     spaced, prose = not re.search("[=:%]", sep), re.fullmatch(r"[^=v]*:[^=]*", sep) and not match["quote"]
     if match["quote"] and spaced:  # ("HF_TOKEN", "..."), wrong password '...'
-        named = re.search("(?i)pass[wp]|[a-z][_-][a-z]", name)
         begun = match["close"] and re.search(r"\(\\*[\"']$", match.string[: match.start()])
-        spaced = not (named and (begun or "," not in sep))
+        spaced = not (re.search("(?i)pass[wp]|[a-z][_-][a-z]", name) and (begun or "," not in sep))
     spaced = spaced and not name.startswith("-") and not _RANDOM.fullmatch(value)
     if (
         spaced

@@ -104,8 +104,7 @@ class _Key(Generic[S]):
         if given is None and self._default:
             return self._default[0]
         needed = [one.name for one in fields(self._kind) if one.default is MISSING] if is_dataclass(self._kind) else []
-        lacking = [self.path] if given is None else [f"{self.path}.{name}" for name in needed if name not in given]
-        if lacking:
+        if lacking := [self.path] if given is None else [f"{self.path}.{name}" for name in needed if name not in given]:
             raise MissingEvidence(f"the header of the trace lacks {', '.join(lacking)}")
         try:
             return cast(S, build(self._kind, given, partial=True))

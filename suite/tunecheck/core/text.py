@@ -34,8 +34,7 @@ def human_seconds(seconds: float) -> str:
         return f"{seconds} s"
     if seconds < 9.95:
         return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 60:
+    if (whole := round(seconds)) < 60:
         return f"{whole} s"
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02} s"
@@ -70,8 +69,7 @@ def bare_uuid(uuid: str) -> str:
 
 def file_stem(name: str) -> str:
     """Return the name of a run as the stem of a file name, with a digest in place of what is too long for one."""
-    words = name.replace("/", "-")
-    if len(words) <= LONGEST_STEM:
+    if len(words := name.replace("/", "-")) <= LONGEST_STEM:
         return words
     return f"{words[: LONGEST_STEM - 13]}-{hashlib.sha256(name.encode()).hexdigest()[:12]}"
 
@@ -83,8 +81,7 @@ def printable(text: str) -> str:
 
 def one_line(text: str, limit: int = 1000) -> str:
     """Return the text as one printable line of at most `limit` characters, with an ellipsis where it was cut."""
-    line = " ".join(printable(text).split())
-    return line if len(line) <= limit else line[: limit - 1] + "…"
+    return line if len(line := " ".join(printable(text).split())) <= limit else line[: limit - 1] + "…"
 
 
 def facts(environment: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

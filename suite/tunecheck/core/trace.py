@@ -81,8 +81,7 @@ class Trace:
     @property
     def settings(self) -> dict[str, Any]:
         """The main attempt's resolved configuration as plain JSON: the header's with its fallback step's changes."""
-        trained = self.trainings
-        return changed(self.header.run, trained[-1].start.changes if trained else {})
+        return changed(self.header.run, trained[-1].start.changes if (trained := self.trainings) else {})
 
     @property
     def run(self) -> RunSnapshot:
@@ -138,8 +137,7 @@ class Trace:
 
     def finished(self, purpose: str) -> Attempt:
         """Return the last attempt made for this purpose. Raises MissingEvidence also when it did not finish."""
-        found = self.last(purpose)
-        if not found.finished:
+        if not (found := self.last(purpose)).finished:
             raise MissingEvidence(f"the {purpose} attempt did not finish: it {found.ending}")
         return found
 
@@ -243,10 +241,9 @@ class Trace:
     @property
     def knows_model(self) -> bool:
         """Whether the model is its library class's, and one whose formulas are known here."""
-        declared = Premise.ARCHITECTURE_KNOWN
-        if self.why({declared}, Source.PRESUMED) or not self.holds(declared):
-            return False
-        return all(seen.has_formulas for seen in self.records(evidence.ForwardReference))
+        declared, seen = Premise.ARCHITECTURE_KNOWN, self.records(evidence.ForwardReference)
+        known = self.holds(declared) and not self.why({declared}, Source.PRESUMED)
+        return known and all(one.has_formulas for one in seen)
 
 
 ALL_AS_GOOD = "every gradient is 0, as when all samples of a step are worth the same"
@@ -263,8 +260,7 @@ def _left_open(trace: Trace) -> Iterator[tuple[str, str]]:
         name = "set the Trainer's processing_class, or eos_token_id in the model's configuration"
         yield Premise.END_KNOWN, f"the end token is unknown: {name}, or pass tokenizer= to tunecheck.watch"
     windows = trace.records(evidence.Window)
-    empty = [window for window in windows if not window.supervised_tokens]
-    if empty and not trace.records(evidence.Oracle):
+    if (empty := [window for window in windows if not window.supervised_tokens]) and not trace.records(evidence.Oracle):
         yield Premise.TOKEN_MEAN_LOSS, f"{len(empty)} of {len(windows)} steps supervise no token: their mean is 0/0"
 
 
@@ -329,8 +325,7 @@ def decode(line: str) -> tuple[int, evidence.Record]:
     try:
         payload = parse_json(line)
         kind, rank = evidence.record_kind(payload.pop("kind")), build(int, payload.pop("rank", 0))
-        record = typing.cast(evidence.Record, build(kind, payload))
-        if isinstance(record, evidence.RunHeader):
+        if isinstance(record := typing.cast(evidence.Record, build(kind, payload)), evidence.RunHeader):
             require_settings(record.run)
         return rank, record
     except MISFITS as error:

@@ -34,11 +34,10 @@ def trend(xs: Sequence[float], ys: Sequence[float], *, confidence: float) -> Tre
     pairs = [(i, j) for i in range(len(xs)) for j in range(i + 1, len(xs))]
     slopes = sorted((ys[j] - ys[i]) / (xs[j] - xs[i]) for i, j in pairs)
     rising = sum((ys[j] > ys[i]) - (ys[j] < ys[i]) for i, j in pairs)
-    spread = math.sqrt(_variance(ys))
     width = NormalDist().inv_cdf(0.5 + confidence / 2) * math.sqrt(_variance(range(len(ys))))
     first = max(0, math.floor((len(slopes) - width) / 2))
     last = min(len(slopes) - 1, math.ceil((len(slopes) + width) / 2))
-    z = (rising - 1) / spread if rising > 0 else 0.0
+    z = (rising - 1) / math.sqrt(_variance(ys)) if rising > 0 else 0.0
     return Trend(slope=median(slopes), low=slopes[first], high=slopes[last], p_rising=0.5 * math.erfc(z / math.sqrt(2)))
 
 

@@ -19,8 +19,7 @@ def unexpected(error: BaseException, folder: Path | None = None) -> str:
     # a distribution without metadata is a missing module, too
     if isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("tunecheck"):
         return f"needs the package {error.name}, which is not installed here; {TRAIN_EXTRA}"
-    kept = _keep(error, folder)
-    where = f"; its traceback is in {kept}" if kept else ""
+    where = f"; its traceback is in {kept}" if (kept := _keep(error, folder)) else ""
     return f"an error of tunecheck itself, so this could not be judged: {described(error)}{where}"
 
 

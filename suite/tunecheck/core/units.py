@@ -51,10 +51,8 @@ def count_option(text: str) -> int:
 
 
 def _with_unit(text: str, units: dict[str, int], example: str) -> float:
-    match = re.fullmatch(rf"\s*({NUMBER})\s*([A-Za-z]+)\s*", text)
-    if match is None or match[2] not in units:
+    if (match := re.fullmatch(rf"\s*({NUMBER})\s*([A-Za-z]+)\s*", text)) is None or match[2] not in units:
         raise ValueError(f"should be a number with a unit, such as {example} (units: {', '.join(units)})")
-    number = float(match[1]) * units[match[2]]
-    if number >= MOST:
+    if (number := float(match[1]) * units[match[2]]) >= MOST:
         raise ValueError(f"is more than any machine has: at most {MOST:.2g} are taken")
     return number

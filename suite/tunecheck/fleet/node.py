@@ -57,8 +57,7 @@ def answer(
         here = f"tunecheck {tunecheck.__version__} is installed here, but the fleet's is {version}: their checks differ"
         return plain(replace(begun, problem=f"{here}. What to do: install {version} on this node"))
     try:
-        request = read_request(Path(folder))
-        if request.id != fleet:
+        if (request := read_request(Path(folder))).id != fleet:
             raise SuiteError(f"it holds {request.id}, not {fleet}")
     except SuiteError as error:
         here = f"{folder} is another folder here than on the machine that started the fleet ({error})"
@@ -140,7 +139,6 @@ def condensed(own: Path, new: Iterable[Path], begun: Answer) -> Answer:
     for row in report.runs:
         with contextlib.suppress(SuiteError):  # the row says so
             traces |= {row.name: read(folder / row.trace_file)} if row.trace_file else {}
-    runs = tuple(_run_answer(row, traces.get(row.name), report) for row in report.runs)
     about = {"session": f"{own.parents[1].name}/{begun.place}", "started_at": report.started_at}
     entries = (history_entry(row, traces[row.name], **about) for row in report.runs if row.name in traces)
     setups = (setup for trace in traces.values() for setup in trace.records(Setup)[-1:])
@@ -149,7 +147,7 @@ def condensed(own: Path, new: Iterable[Path], begun: Answer) -> Answer:
         uuid=next((str((setup.cuda or {}).get("uuid") or "") for setup in setups), ""),
         commit=((report.environment.get("git") or {}).get("commit") or ""),
         session=str(folder.relative_to(own.parents[1])),
-        runs=runs,
+        runs=tuple(_run_answer(row, traces.get(row.name), report) for row in report.runs),
         history=tuple(asdict(entry) for entry in entries if entry is not None),
     )
 

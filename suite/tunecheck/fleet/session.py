@@ -192,8 +192,7 @@ class FleetSession:
         if news.state != "answered":
             return
         try:
-            answer = ANSWERS.built(news.answer, f"the answer of {news.place}")
-            if answer.place != news.place:
+            if (answer := ANSWERS.built(news.answer, f"the answer of {news.place}")).place != news.place:
                 raise TraceError(f"the answer of {news.place}: is that of {answer.place!r}")
         except TraceError as error:
             heard.missing = str(error)
@@ -235,8 +234,7 @@ def gathered(folder: Path, nodes: str, silent_seconds: float) -> list[Heard]:
     for of_place in said.values():
         last = max(of_place, key=lambda one: one.asked_at)
         late = newest - last.asked_at
-        answered = [one.asked_at for one in of_place if one.answer]
-        if last.answer is None and answered:
+        if last.answer is None and (answered := [one.asked_at for one in of_place if one.answer]):
             last.missing += f"; it last answered {human_seconds(last.asked_at - max(answered))} before"
         elif last.answer and len(fleets) > 1 and late > silent_seconds:
             reason = f"it did not begin; its last answer is {human_seconds(late)} older than the newest request"

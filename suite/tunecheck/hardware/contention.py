@@ -16,8 +16,7 @@ class CpuContention:
 
     def busy_share(self) -> float:
         """Return the share of the machine's processor time that others used; 0.0 when no time has passed."""
-        now = _times(self._children())
-        busy, own, idle = (after - before for before, after in zip(self._before, now, strict=True))
+        busy, own, idle = (after - before for before, after in zip(self._before, _times(self._children()), strict=True))
         return min(1.0, max(0.0, (busy - own) / (busy + idle))) if busy + idle > 0 else 0.0
 
     def busy_cores(self) -> float:

@@ -160,8 +160,7 @@ def _compared(hardware: Hardware, torch: dict[str, Any]) -> Diagnosis:
         blind = "NVML none: neither other processes nor the driver's memory can be watched"
         remedy = hardware.nvml_remedy or "run `nvidia-smi` and read the kernel log"
         return warning("torch", f"{found}, {blind}", remedy)
-    seen = {bare_uuid(device["uuid"]) for device in devices if device["uuid"] is not None}
-    if len(seen) < len(devices):
+    if len(seen := {bare_uuid(device["uuid"]) for device in devices if device["uuid"] is not None}) < len(devices):
         return ok("torch", f"{found}; this version does not report their UUIDs, so they cannot be compared with NVML's")
     listed = {bare_uuid(gpu.uuid) for gpu in _shown(hardware)}
     if seen == listed or (hardware.visible is None and seen <= listed):
@@ -177,8 +176,7 @@ def cudnn_attention(torch: dict[str, Any] | str) -> Iterator[Diagnosis]:
     if isinstance(torch, str) or torch["torch"] is None:
         return
     for device in torch["devices"]:
-        capability = str(device.get("compute_capability"))
-        if cudnn_attention_gives_nan(torch["torch"], capability):
+        if cudnn_attention_gives_nan(torch["torch"], capability := str(device.get("compute_capability"))):
             yield warning(
                 "attention",
                 f"{torch['torch']} prefers cuDNN attention on {device['name']} (compute capability {capability}), and "
@@ -228,8 +226,7 @@ def bitsandbytes_fits(torch: dict[str, Any] | str) -> Iterator[Diagnosis]:
 
 def card_class(hardware: Hardware) -> list[Diagnosis]:
     """Return which class of configs/cards suits this machine; nothing where a GPU does not report its memory."""
-    sizes = [gpu.total_bytes for gpu in hardware.visible_gpus]
-    if None in sizes:
+    if None in (sizes := [gpu.total_bytes for gpu in hardware.visible_gpus]):
         return []
     largest = max((size for size in sizes if size is not None), default=None)
     name = card_for(largest)

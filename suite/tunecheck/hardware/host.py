@@ -6,6 +6,7 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
@@ -51,8 +52,7 @@ def read_cpu(cpuinfo: Path = Path("/proc/cpuinfo")) -> Cpu:
 def _usable_cores() -> int | None:
     # Only Linux and the BSDs report the affinity mask.
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    quota = cpu_quota_cores()
-    return affinity if affinity is None or quota is None else min(affinity, max(1, int(quota)))
+    return affinity if affinity is None or (quota := cpu_quota_cores()) is None else min(affinity, max(1, int(quota)))
 
 
 def read_ram() -> tuple[int | None, int | None]:
@@ -90,10 +90,9 @@ def _writable(folder: Path) -> bool:
 
 def distribution_version(name: str) -> str | None:
     """Return the version of an installed distribution; None when it is not installed."""
-    try:
+    with suppress(importlib.metadata.PackageNotFoundError):
         return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+    return None
 
 
 def read_git(folder: Path = _SUITE) -> Git | None:
@@ -109,13 +108,12 @@ def read_git(folder: Path = _SUITE) -> Git | None:
 def _git(folder: Path, *arguments: str) -> str | None:
     environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}  # reading must not stand in the way of a commit
     command = ["git", "-C", str(folder), *arguments]
-    try:
+    with suppress(OSError, subprocess.TimeoutExpired):
         done = subprocess.run(
             command, capture_output=True, stdin=subprocess.DEVNULL, text=True, timeout=5, env=environment
         )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
+        return done.stdout.strip() if done.returncode == 0 else None
+    return None
 
 
 def cpu_quota_cores(membership: Path = MEMBERSHIP, root: Path = ROOT) -> float | None:
@@ -142,8 +140,7 @@ def _folders(controller: str, membership: Path, root: Path) -> Iterator[Path]:
             continue
         # inside a container the path is often the host's and does not exist: the mount itself is then the own group
         parts = [part for part in path.split("/") if part not in ("", "..")]
-        for depth in range(len(parts), -1, -1):
-            yield base.joinpath(*parts[:depth])
+        yield from (base.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1))
 
 
 def _cpu_quota(folder: Path) -> float | None:
@@ -154,11 +151,10 @@ def _cpu_quota(folder: Path) -> float | None:
 
 
 def _memory(folder: Path) -> tuple[int, int] | None:
-    names = (
+    for limit_name, usage_name, reclaimable_name in (
         ("memory.max", "memory.current", "inactive_file"),
         ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-    )
-    for limit_name, usage_name, reclaimable_name in names:
+    ):
         limit, usage = _text(folder / limit_name), _text(folder / usage_name)
         if limit.isdigit() and usage.isdigit() and int(limit) < 2**60:  # cgroup v1 writes a larger one for no limit
             # The kernel drops idle file cache before it kills, so that cache counts as free.
@@ -168,7 +164,6 @@ def _memory(folder: Path) -> tuple[int, int] | None:
 
 
 def _text(path: Path) -> str:
-    try:
+    with suppress(OSError):
         return path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""
+    return ""

@@ -3,7 +3,7 @@
 import fcntl
 import os
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from tunecheck.core.files import NOTE_BYTES, read_text
@@ -43,7 +43,6 @@ class OwnedLock:
     @property
     def holder(self) -> str:
         """Process id of the last holder; "?" where none is recorded."""
-        try:
+        with suppress(OSError, UnicodeDecodeError):
             return read_text(self.path, NOTE_BYTES) or "?"
-        except (OSError, UnicodeDecodeError):
-            return "?"
+        return "?"

@@ -16,15 +16,13 @@ def hub_problem(endpoint: str) -> str | None:
     """Return why the hub at this endpoint is out of reach; None when it is not. A session sees one state of it."""
     if (address := hub_address(endpoint)) is None:
         return "HF_ENDPOINT or the proxy before it is not a web address"
-    problem = connection_problem(*address)
-    return problem and f"hub unreachable ({address[0]}:{address[1]}: {problem})"
+    return (problem := connection_problem(*address)) and f"hub unreachable ({address[0]}:{address[1]}: {problem})"
 
 
 def hub_address(endpoint: str) -> tuple[str, int] | None:
     """Return the host and port of this endpoint, or of the proxy before it; None where either is no web address."""
     parts = urlsplit(endpoint)
-    proxies = urllib.request.getproxies()
-    proxy = proxies.get(parts.scheme) or proxies.get("all")
+    proxy = (proxies := urllib.request.getproxies()).get(parts.scheme) or proxies.get("all")
     if proxy and not urllib.request.proxy_bypass(parts.netloc.rpartition("@")[2]):
         parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
     try:

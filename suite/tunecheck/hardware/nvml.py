@@ -3,7 +3,7 @@
 import ctypes
 import importlib
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
@@ -93,11 +93,10 @@ def nvml_view() -> NvmlView:
 
 def library_loads() -> bool:
     """Return whether an NVML library loads, which contacts no driver."""
-    try:
+    with suppress(OSError):
         ctypes.CDLL(LIBRARY)
-    except OSError:
-        return False
-    return True
+        return True
+    return False
 
 
 def read_nvml() -> NvmlView:
@@ -154,8 +153,7 @@ class Reader:
 
     def ask(self, function: str, *arguments: Any, about: str = "the driver") -> Any:
         """Return the answer; None when this GPU, driver or version of the bindings does not report it."""
-        call: Callable[..., Any] | None = getattr(self.nvml, function, None)
-        if call is None:
+        if (call := getattr(self.nvml, function, None)) is None:
             return None
         try:
             return call(*arguments)
@@ -169,8 +167,7 @@ class Reader:
     def blame(self, about: str, error: Any) -> None:
         """Record a fault, once for each thing it is about."""
         told = describe(error)
-        named = replace(told, nvml_problem=f"{about}: {told.nvml_problem}")
-        if named not in self.faults:
+        if (named := replace(told, nvml_problem=f"{about}: {told.nvml_problem}")) not in self.faults:
             self.faults.append(named)
 
 
@@ -229,11 +226,10 @@ def processes_of(reader: Reader, handle: Any, about: str, kind: str = "Compute")
 
 def _process_name(reader: Reader, pid: int) -> str | None:
     """Return the executable's name alone: arguments may contain a secret. None when not reported."""
-    try:
+    with suppress(reader.nvml.NVMLError, UnicodeDecodeError):
         words = str(reader.nvml.nvmlSystemGetProcessName(pid)).split()
-    except (reader.nvml.NVMLError, UnicodeDecodeError):
-        return None
-    return PurePath(words[0]).name if words else None
+        return PurePath(words[0]).name if words else None
+    return None
 
 
 def _mig_instances(reader: Reader, handle: Any, gpu: Gpu) -> tuple[Gpu, ...] | None:
@@ -251,6 +247,5 @@ def _mig_instances(reader: Reader, handle: Any, gpu: Gpu) -> tuple[Gpu, ...] | N
         name = reader.ask("nvmlDeviceGetName", instance, about=about) or gpu.name
         total, free = getattr(memory, "total", None), getattr(memory, "free", None)
         # the driver lists the processes of the whole GPU
-        own = replace(gpu, uuid=uuid, name=name, total_bytes=total, free_bytes=free, memory_by_process=None)
-        instances.append(own)
+        instances.append(replace(gpu, uuid=uuid, name=name, total_bytes=total, free_bytes=free, memory_by_process=None))
     return tuple(instances)

@@ -68,8 +68,7 @@ def _bitsandbytes(torch: Any) -> dict[str, Any]:
         library = vars(importlib.import_module("bitsandbytes.cextension").lib)
     except Exception as error:
         return {"version": None, "native_library": None, "cuda_binary_fits": None, "error": _text(error)}
-    path = getattr(library.get("_lib"), "_name", None)
-    name = None if path is None else Path(path).name
+    name = None if (path := getattr(library.get("_lib"), "_name", None)) is None else Path(path).name
     shipped = [file.name for file in Path(package.__file__).parent.glob("libbitsandbytes_cuda*")]
     return {
         "version": package.__version__,

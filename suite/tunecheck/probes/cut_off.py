@@ -207,11 +207,9 @@ class CutOffProbe(Probe[CutOff]):
 
     def _look_at_parts(self, again: Callable[[Any], list[torch.Tensor]]) -> None:
         """Find the idle tensors of modules that results depend on."""
-        parts = [{*names} for _, names in groupby(self._idle, _module_of)]
-        before = again(())
-        if _differ(before, again(())) or not _differ(before, again(self._idle)):
+        if _differ(before := again(()), again(())) or not _differ(before, again(self._idle)):
             return
-        for names in parts[:MOST_PARTS]:
+        for names in [{*names} for _, names in groupby(self._idle, _module_of)][:MOST_PARTS]:
             if _differ(before, again(names)):
                 self._cut_off |= names
 
@@ -249,8 +247,7 @@ def _rows_scored(nodes: Sequence[Any]) -> Iterator[int]:
         if node.name() not in SCALED:
             ends.add(node)
         if node.name() in PRODUCTS and (None, 0) in node.next_functions:
-            first = node.next_functions[0] == (None, 0)
-            operand = saved(node, "self" if first else "mat2")
+            operand = saved(node, "self" if (first := node.next_functions[0] == (None, 0)) else "mat2")
             rows = 0 if operand is None else operand.numel() // operand.shape[-1 if first else -2]
             if rows > 1:
                 yield rows

@@ -112,8 +112,7 @@ class DataProbe(Probe[DataSplit | TokensReplaced | Window]):
         A row that has the content of the one prescribed for its place is that row: others may have the same content.
         """
         tokenizer, real = self._tokenizer, row.tokens
-        prescribed = self._expected.get(wanted, ((), 0))[0] == real
-        key = wanted if prescribed else self._known.get(real, "?")
+        key = wanted if self._expected.get(wanted, ((), 0))[0] == real else self._known.get(real, "?")
         expected, prompt = self._expected.get(key if key != "?" else wanted, (real, 0))
         if key == "?":
             kind, example = _token_problem(real, expected, tokenizer)

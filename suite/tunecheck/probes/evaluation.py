@@ -193,8 +193,7 @@ def _questions(session: Session) -> list[_Question]:
     """The canary and a held-out instruction where the run generates, and its plain prompts."""
     run, tokenizer, rows = session.run, session.tokenizer, []
     if run.probes.generate:
-        canary = run.data.canary
-        rows += [Row("canary", canary.instruction, canary.response)] if canary else []
+        rows += [Row("canary", canary.instruction, canary.response)] if (canary := run.data.canary) else []
         rows += read_rows(run.data.file("heldout"), "heldout")[:1] if run.data.template != "blocks" else []
     asked = [_instruction(session, row) for row in rows]
     first = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
@@ -207,14 +206,13 @@ def _questions(session: Session) -> list[_Question]:
 
 def _instruction(session: Session, row: Row) -> _Question:
     tokenizer, template = session.tokenizer, session.run.data.template
-    wanted = tokenizer(row.response, add_special_tokens=False)["input_ids"]
     ids = prompt_ids(row.instruction, tokenizer, template)
     held = [tokens for tokens in (*session.batches.heldout, *session.batches.train) if tokens.key == row.key]
     supervised = [label != IGNORED for label in held[0].labels] if held else []
     return _Question(
         prompt=prompt_text(row.instruction, tokenizer, template),
         ids=ids,
-        new_tokens=len(wanted) + EXTRA_TOKENS,
+        new_tokens=len(tokenizer(row.response, add_special_tokens=False)["input_ids"]) + EXTRA_TOKENS,
         expected=row.response if row.key == "canary" else "",
         as_trained=ids == list(held[0].input_ids[: supervised.index(True)]) if any(supervised) else None,
     )

@@ -162,8 +162,7 @@ def _slope_error(layer: Any, hidden: torch.Tensor, others: dict[str, Any]) -> fl
     given = hidden.clone().requires_grad_(True)
 
     def value(states: torch.Tensor) -> torch.Tensor:
-        out = layer(states, **others)
-        inner = (out[0] if isinstance(out, tuple) else out) - states
+        inner = (out[0] if isinstance(out := layer(states, **others), tuple) else out) - states
         projected: torch.Tensor = (inner * cotangent)[:, 1:].double().sum()
         return projected
 
@@ -222,8 +221,7 @@ class WeightGradientProbe(Probe[WeightGradient]):
             if type(module) is torch.nn.Linear  # 4-bit ones and fused ones compute otherwise
             and any(p.requires_grad for p in own_parameters(module))
         ]
-        embedding = _embedding(session)
-        self._special = _special_tokens(session) if embedding else frozenset[int]()
+        self._special = _special_tokens(session) if (embedding := _embedding(session)) else frozenset[int]()
         # sharded: products of whole ones would gather them
         every: list[tuple[str, tuple[Any, ...]]] = [] if training.offload == "parameters" else [*named, *embedding]
         self._followed = [(name, users) for name, users in every if owners[id(users[0].weight)] == len(users)]
@@ -300,8 +298,7 @@ def _embedding(session: Session) -> list[tuple[str, tuple[Any, ...]]]:
 
     Without a head of its own, the weight may be the head in a product that no module makes. Ranks choose other rows.
     """
-    model = session.model
-    if not hasattr(model, "get_output_embeddings") or session.exchange.count > 1:
+    if not hasattr(model := session.model, "get_output_embeddings") or session.exchange.count > 1:
         return []
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     if type(embedding) is not torch.nn.Embedding or type(head) is not torch.nn.Linear:

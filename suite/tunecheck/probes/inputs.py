@@ -157,8 +157,7 @@ class StepInputsProbe(Probe[StepInputs | TokensLearned]):
 
     def _multiplied(self, _layer: Any, args: Any) -> None:
         """Note how large the numbers of an input are that a layer multiplies as they are."""
-        read = next(iter(args), None)
-        if not _has_rows(read) or read.requires_grad:  # what it reads is computed
+        if not _has_rows(read := next(iter(args), None)) or read.requires_grad:  # what it reads is computed
             return
         given = {held.untyped_storage().data_ptr() for held in self._held if held.is_floating_point()}
         if read.untyped_storage().data_ptr() in given:
@@ -195,8 +194,7 @@ class StepInputsProbe(Probe[StepInputs | TokensLearned]):
             if hot is None:  # torch holds -100 without its sign, which no tensor holds
                 targets = targets.where(targets != node._saved_ignore_index, IGNORED)
             if hot is None and node._saved_reduction != MEAN:  # a mask may multiply each loss
-                pulls = gradients(tensors, [GradientEdge(node, 0)])
-                pull = torch.ones(()) if pulls is None else pulls[0]
+                pull = torch.ones(()) if (pulls := gradients(tensors, [GradientEdge(node, 0)])) is None else pulls[0]
                 targets = targets.where(pull.to(targets.device) != 0, IGNORED)
                 learned = targets != IGNORED
                 divided += [(float(pull.expand(targets.shape)[learned].sum()), int(learned.sum()), targets.numel())]
@@ -248,8 +246,7 @@ class StepInputsProbe(Probe[StepInputs | TokensLearned]):
         if not any(_is_yielded_twice(*pair, self._held) for pair in pairs):
             return False
         uses = Counter(use for node in graph_of(function) for use, _ in node.next_functions if hasattr(use, "variable"))
-        both = 2 * sum(times > 1 for times in uses.values()) > len(uses)
-        return both and random_digest(self._device) == self._random
+        return 2 * sum(times > 1 for times in uses.values()) > len(uses) and random_digest(self._device) == self._random
 
     def _count_spelt(self, node: Any) -> None:
         """Count rows of CTC whose targets all have one length, and end in more or less of one token."""
@@ -280,7 +277,6 @@ class StepInputsProbe(Probe[StepInputs | TokensLearned]):
         """Record this window, which a loop fills until now."""
         self.hooks.remove()
         self._passes |= self._now
-        told = [each for each in self._paired if each is not None]
         seen = StepInputs(
             step=step,
             digests=tuple(batch.digest for batch in session.window),
@@ -290,7 +286,7 @@ class StepInputsProbe(Probe[StepInputs | TokensLearned]):
             written=tuple(self._written),
             read=tuple(self._read),
             equal=next((batch.equal for batch in session.window), ()),
-            paired=any(told) if told else None,
+            paired=any(told) if (told := [each for each in self._paired if each is not None]) else None,
             constant=None if not self._constants else max(self._constants) if len(self._constants) == 1 else "",
             size=max(map(float, self._sizes), default=None),
             twins=any(self._twins) if step and self._twins else None,  # a loop is first heard within step 0
@@ -306,8 +302,7 @@ class StepInputsProbe(Probe[StepInputs | TokensLearned]):
 
     def _unread(self) -> tuple[str, ...]:
         """Return the tensors of tokens that no pass reads, of loaders whose other rows two passes of a step read."""
-        twice = sum(count > 1 for count in self._passes.values())
-        if not self._passes or 2 * twice < len(self._passes):
+        if not self._passes or 2 * sum(count > 1 for count in self._passes.values()) < len(self._passes):
             return ()
         read = {row for _, row in self._passes}
         return tuple(name for name, rows in self._yielded.items() if len(rows) >= FEWEST_TOKENS and not rows & read)
@@ -425,10 +420,9 @@ def _are_paired(function: Any, outputs: set[int], order: Sequence[int], batch: S
             if len(each) != len(target) or each.numel() != target.numel() or len(target) != len(order):
                 continue
             rows, learned = _looks_of(each), _looks_of(target)
-            moved = len({*rows}) >= FEWEST_ROWS and sorted(rows) == sorted(learned)
             if [rows[at] for at in order] == learned:
                 told.append(True)
-            elif rows == learned or moved:
+            elif rows == learned or (len({*rows}) >= FEWEST_ROWS and sorted(rows) == sorted(learned)):
                 told.append(False)
     return any(told) if told else None
 
@@ -440,8 +434,7 @@ def _rows_of_tokens(held: Any) -> Iterator[str]:
     rows = held.tolist()
     if len({token for row in rows for token in row}) < FEWEST_TOKENS or min(map(min, rows)) < 0:
         return
-    for row in rows:
-        yield row_digest([token for token, _ in groupby(row)])
+    yield from (row_digest([token for token, _ in groupby(row)]) for row in rows)
 
 
 def _one_hot(node: Any) -> torch.Tensor | None:

@@ -306,10 +306,8 @@ def _layers_rest(model: Any, most: float) -> bool:
 
 def _stacks(model: Any) -> Iterator[tuple[str, list[torch.nn.Module]]]:
     """Yield the name and the layers of each list of at least three layers of one class."""
-    for name, held in model.named_modules():
-        layers = [*held] if isinstance(held, torch.nn.ModuleList) else []
-        if len(layers) > 2 and len({*map(type, layers)}) == 1:
-            yield name, layers
+    lists = ((name, [*held]) for name, held in model.named_modules() if isinstance(held, torch.nn.ModuleList))
+    yield from ((name, layers) for name, layers in lists if len(layers) > 2 and len({*map(type, layers)}) == 1)
 
 
 def _upper_rest(model: Any) -> str:

@@ -270,8 +270,7 @@ class PositionProbe(Probe[PositionGradients | RowsUsed]):
         sizes = found.abs().sum(dim=1)
         at_padding = found * padding.to(found.device).view(*padding.shape, *[1] * (found.ndim - 2))
         one_way = (at_padding.amin(dim=1) >= 0) | (at_padding.amax(dim=1) <= 0)
-        balanced = found.sum(dim=1).abs() <= BALANCED * sizes
-        if bool((sizes > 0).any()) and bool((balanced & one_way).all()):
+        if bool((sizes > 0).any()) and bool(((found.sum(dim=1).abs() <= BALANCED * sizes) & one_way).all()):
             self._chosen_among = True
 
     def _returned_scores(self, module: Any, args: Any, given: dict[str, Any], out: Any) -> None:

@@ -104,8 +104,7 @@ class PreferenceProbe(Probe[PreferencesLearned]):
             self._unmoved += [not bool(held.any()) for held in margins if held is not None and held.ndim]
         for node, factors in _factors(self._until_scores(getattr(tensors, "grad_fn", None))):
             numbers = (each._sequence_nr() for each in self._until_scores(node))
-            of = [self._passes[number] for number in numbers if number in self._passes]
-            if len(of) == 1:
+            if len(of := [self._passes[number] for number in numbers if number in self._passes]) == 1:
                 of[0].append(factors)
 
     def _until_scores(self, function: Any) -> Iterator[Any]:
@@ -229,8 +228,7 @@ class PreferenceProbe(Probe[PreferencesLearned]):
         first = zip(read[one_way][:room].tolist(), (total[one_way][:room] > 0).tolist(), strict=True)
         self._one_way += [(_unpadded(tokens), up) for tokens, up in first]
         every = -(-len(read) // OF_A_PASS)  # rejected answers may lie behind all chosen ones
-        pairs = zip((total > 0).tolist(), one_way.tolist(), strict=True)
-        raised = [up if known else None for up, known in pairs]
+        raised = [up if known else None for up, known in zip((total > 0).tolist(), one_way.tolist(), strict=True)]
         for place, factors in enumerate(advantages):
             if len(factors) == len(read):
                 self._weighed[place] += zip(factors.tolist(), raised, strict=True)
@@ -284,8 +282,7 @@ def _learns_padding(tokens: list[int], used: list[bool], pad: int | None, end: i
 def _margins(node: Any) -> torch.Tensor | None:
     """Return what a log-sigmoid is taken of, however it is written; None of other functions."""
     if node.name() == "SigmoidBackward0":
-        result = saved(node, "result")
-        return None if result is None else result - 0.5
+        return None if (result := saved(node, "result")) is None else result - 0.5
     return saved(node, "self") if node.name() in ("LogSigmoidBackward0", "SoftplusBackward0") else None
 
 
@@ -332,5 +329,4 @@ def _pulls_of_answers(read: torch.Tensor, gradient: torch.Tensor) -> torch.Tenso
     pulls = -placed.gather(2, following)[..., 0].float()
     first = (pulls != 0).int().argmax(dim=1, keepdim=True)
     scores, wanted = (each.take_along_dim(first[..., None], dim=1)[:, 0] for each in (placed, following))
-    own = (scores.argmin(dim=1, keepdim=True) == wanted) | (scores.argmax(dim=1, keepdim=True) == wanted)
-    return pulls * own
+    return pulls * ((scores.argmin(dim=1, keepdim=True) == wanted) | (scores.argmax(dim=1, keepdim=True) == wanted))

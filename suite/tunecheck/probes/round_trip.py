@@ -123,8 +123,7 @@ def _read_back(
         for name, module in model.named_modules():
             # tied to what the configuration names, and saved under its own name: peft would read it into a fresh base
             copies = getattr(module, "modules_to_save", None)
-            tied = isinstance(copies, torch.nn.ModuleDict) and {*copies} == {"default"}
-            if tied and f"{name}.weight" in saved:
+            if isinstance(copies, torch.nn.ModuleDict) and {*copies} == {"default"} and f"{name}.weight" in saved:
                 module.update("from_disk")
         every = dict(model.named_parameters(remove_duplicate=False))  # a tied copy has a name of its own in the file
         # what peft would load, by the names in the model: an adapter may have the base's dtype then, a sharded model

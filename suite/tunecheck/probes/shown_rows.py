@@ -24,14 +24,13 @@ class ShownRowsProbe(Probe[RowShown]):
         ends, _ = end_tokens(session.tokenizer, session.model)
         decode = getattr(session.tokenizer, "decode", lambda tokens: "".join(f"{token} " for token in tokens))
         run: Any = session.run
-        longest = run.longest if hasattr(run, "longest") else run.data.max_length
         given = (row for batch in session.window for row in rows_of(batch))
         for row in (each.without_padding() for each in islice(given, MOST_ROWS)):
             seen = RowShown(
                 pieces=pieces_of(row, decode),
                 tokens=len(row.tokens),
                 learned=sum(label != IGNORED for label in row.labels),
-                longest=longest,
+                longest=run.longest if hasattr(run, "longest") else run.data.max_length,
                 ended=row.tokens[-1] in ends if row.tokens and ends else None,
             )
             self.emit(seen)

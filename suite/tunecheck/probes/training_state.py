@@ -203,8 +203,7 @@ def _recomputed(model: Any) -> Iterator[tuple[str, bool]]:
 def _wrong_settings(session: Session, adapted: Named, rounded: tuple[str, ...]) -> Iterator[str]:
     """Yield in words what of torch and of the model is switched otherwise than the run says."""
     run, kind = session.run, session.device.type
-    autocast = run.uses_autocast(session.precision)
-    if autocast is not None and torch.is_autocast_enabled(kind) != autocast:
+    if (autocast := run.uses_autocast(session.precision)) is not None and torch.is_autocast_enabled(kind) != autocast:
         yield f"autocast is {'off' if autocast else 'on'}"
     declared = run.training.attention  # of a model that is not known, nothing
     if declared and (attention := attention_kernel(session.model)) != declared:
@@ -213,8 +212,7 @@ def _wrong_settings(session: Session, adapted: Named, rounded: tuple[str, ...]) 
         yield f"products of fp32 matrices are rounded to {now}, at the start {rounded} (on a card, on the CPU)"
     if run.lora is not None:
         for name, scaling in ((name, layer.scaling) for name, layer in adapted if hasattr(layer, "scaling")):
-            own = scaling.get(TRAINED_ADAPTER)
-            if own != run.lora.scale_of(name.removeprefix("base_model.model.")):
+            if (own := scaling.get(TRAINED_ADAPTER)) != run.lora.scale_of(name.removeprefix("base_model.model.")):
                 yield f"the adapter of {name} is scaled by {own}"
 
 
@@ -333,8 +331,7 @@ class OtherModelsProbe(Probe[OtherModelDrops | CutOff]):
         own = {p.data_ptr() for p in model.parameters()}
         alike = [each for each in living(torch.nn.Module) if _answers_like(each, model) and each not in self._others]
         rest = [each for each in alike if not any(p.requires_grad and each.training for p in each.parameters())]
-        apart = [each for each in rest if own.isdisjoint(p.data_ptr() for p in each.parameters() if not p.is_meta)]
-        if apart:
+        if apart := [each for each in rest if own.isdisjoint(p.data_ptr() for p in each.parameters() if not p.is_meta)]:
             self.emit(CutOff(tensors=(), replaced=tuple(sorted(f"another {type(each).__name__}" for each in apart))))
 
     def end(self, session: Session) -> None:

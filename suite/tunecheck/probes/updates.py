@@ -60,9 +60,8 @@ class UpdateProbe(Probe[Update]):
         self._before: list[torch.Tensor] = []
         """Of a step that is followed."""
         self._present = [p.grad is not None for _, p in self._followed]
-        if step >= STEPS and step % LATER and step < session.run.training.max_steps - 2:
-            return
-        if step >= STEPS and not self._take_over(session):
+        apart = step % LATER and step < session.run.training.max_steps - 2
+        if step >= STEPS and (apart or not self._take_over(session)):
             return
         self._before = _flat([p for _, p in self._followed])
         # a schedule of one optimizer may step before the next optimizer does

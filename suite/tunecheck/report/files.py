@@ -242,8 +242,7 @@ def comparison_markdown(comparison: SideBySide) -> Iterator[str]:
     """Yield the comparison's title as a heading, its ranking, table and notes, a line each."""
     yield from (f"### {escaped(comparison.title)}", "", f"{comparison.ranking.capitalize()}.", "")
     yield from (f"| {' | '.join(comparison.heads)} |", f"|{'---|' * len(comparison.heads)}")
-    for row in comparison.rows:
-        yield f"| {' | '.join(map(escaped, row))} |"
+    yield from (f"| {' | '.join(map(escaped, row))} |" for row in comparison.rows)
     if comparison.notes:
         yield from ("", *(f"- {escaped(note)}" for note in comparison.notes))
 
@@ -323,8 +322,7 @@ def _commands(level: str, troubles: list[tuple[str, str]]) -> list[str]:
 
 def _troubles(view: SessionView) -> Iterator[tuple[str, str]]:
     """Yield failed checks first, since room is short; then runs without a judgement."""
-    for told in view.failures:
-        yield f"{told.run}: {told.check}", "\n".join(told.lines)
+    yield from ((f"{told.run}: {told.check}", "\n".join(told.lines)) for told in view.failures)
     for run in view.runs:
         if run.outcome in ("fail", "error", "inconclusive") and not run.failures:
             yield f"{run.name}: {run.outcome}", one_line(run.reason or run.run.reason)

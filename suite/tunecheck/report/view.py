@@ -61,8 +61,7 @@ class Failure(Frozen):
     @property
     def summary(self) -> str:
         """Numbers in one line, else what was found: "measured 0.562972, limit 0.7"."""
-        found = dict(self.rows)
-        return f"measured {found['measured']}" if "measured" in found else found.get("detail", "")
+        return f"measured {found['measured']}" if "measured" in (found := dict(self.rows)) else found.get("detail", "")
 
     @property
     def lines(self) -> list[str]:
@@ -238,11 +237,10 @@ def loss_words(first: float | None, last: float | None) -> str:
 
 def machine(environment: Mapping[str, Any]) -> str:
     """Return what is known of the machine in a line, but not tunecheck's version, which is the running code's."""
-    gpus = [f"{gpu.get('name')} {human_bytes(gpu.get('total_bytes'))}" for gpu in environment.get("gpus") or ()]
     cpu, git = environment.get("cpu") or {}, environment.get("git") or {}
     system = {"python": environment.get("python"), **(environment.get("versions") or {})}
     parts = [
-        *gpus,
+        *(f"{gpu.get('name')} {human_bytes(gpu.get('total_bytes'))}" for gpu in environment.get("gpus") or ()),
         cpu.get("model"),
         cpu.get("usable_cores") and counted(cpu["usable_cores"], "core"),
         human_bytes(environment.get("ram_total_bytes")),
@@ -331,8 +329,7 @@ def rule(check: str) -> str:
 
 def check_page(check: str) -> str:
     """Return the page of a check as Markdown; one of another package has no more than its own words."""
-    page = shipped_folder() / "docs" / "checks" / f"{check}.md"
-    if page.exists():
+    if (page := shipped_folder() / "docs" / "checks" / f"{check}.md").exists():
         return re.sub(r"\[(`\w+`)\]\(\w+\.md\)", r"\1", page.read_text(encoding="utf-8").partition("-->\n")[2])
     known = CHECKS[check]
     return f"# {check}\n\n**{rule(check)}**\n\n## Likely causes\n\n{known.meaning}\n\n## What to do\n\n{known.remedy}\n"
@@ -367,8 +364,7 @@ def baseline_source(comparison: FigureComparison) -> str:
 
 def relative_change(before: float, after: float) -> str:
     """Return the relative change: "+3.1 %"; empty where it is no number."""
-    share = change(before, after)
-    return "" if share is None else f"{share:+.1%}".replace("%", " %")
+    return "" if (share := change(before, after)) is None else f"{share:+.1%}".replace("%", " %")
 
 
 def unremarkable(comparisons: Sequence[FigureComparison]) -> Iterator[tuple[str, str]]:

@@ -254,7 +254,6 @@ class Report(Frozen):
 def summarize(trace: Trace, findings: Sequence[Finding], *, trace_file: str, seconds: float) -> RunReport:
     """Return the row of a run that was tried, its answers applied to the findings and its failures attributed."""
     broken = {finding.check for finding in findings if finding.status in (Status.FAILED, Status.SUSPECTED)}
-    needless = tuple(check for check in trace.run.ignore if check not in broken)
     ask = not (trace.run.strict or trace.holds(Premise.INTENT_DECLARED))
     findings = explained([answered(finding, trace.run) for finding in findings], ask=ask)
     findings = [attributed(trace, plausible(finding, findings, trace)) for finding in findings]
@@ -265,8 +264,7 @@ def summarize(trace: Trace, findings: Sequence[Finding], *, trace_file: str, sec
         outcome, reason = "inconclusive", lacking
     unjudged = {finding.detail for finding in findings if finding.status is Status.UNJUDGED}
     opened = dict.fromkeys(why for seen in trace.records(evidence.PremisesOpen) for why in seen.reasons.values())
-    failed = [finding for finding in findings if finding.status is Status.FAILED]
-    if blamed := machine_fault(trace, failed):
+    if blamed := machine_fault(trace, failed := [finding for finding in findings if finding.status is Status.FAILED]):
         outcome, attribution = "error", blamed
         reason = reason or f"{', '.join(finding.check for finding in failed)} failed by a fault of the machine"
     setup = next(reversed(trace.records(evidence.Setup)), None)
@@ -303,7 +301,7 @@ def summarize(trace: Trace, findings: Sequence[Finding], *, trace_file: str, sec
         fingerprint=trace.header.fingerprint,
         findings=tuple(findings),
         course=tuple(why for why in opened if why in unjudged),
-        needless=needless,
+        needless=tuple(check for check in trace.run.ignore if check not in broken),
         losses=tuple(step.loss for step in steps),
         probe_loss_start=probes[0] if probes else None,
         probe_loss_end=probes[-1] if len(probes) > 1 else None,
@@ -333,8 +331,7 @@ def waiting(run: "Run | RunSnapshot") -> Entry | None:
 
 def entry_of(trace: Trace) -> Entry | None:
     """Return the entry of the attempt that counts; None for a run by itself."""
-    run = trace.run
-    if (entry := waiting(run)) is None:
+    if (entry := waiting(run := trace.run)) is None:
         return None
     censuses, steps = trace.records(evidence.Census), trace.records(evidence.Step)
     heldout = [evaluation.loss for evaluation in trace.records(evidence.Evaluation) if evaluation.split == "heldout"]
@@ -393,9 +390,7 @@ def verdict_by(status: int) -> Verdict:
 
 
 def _outcome(main: Attempt | None, findings: Sequence[Finding]) -> tuple[Outcome, str]:
-    stopped = "no training attempt was made"
-    if main is not None:
-        stopped = "" if main.finished else f"the training {main.ending}"
+    stopped = "no training attempt was made" if main is None else "" if main.finished else f"the training {main.ending}"
     if any(finding.status is Status.FAILED for finding in findings):
         return "fail", stopped
     if stopped:

@@ -71,8 +71,7 @@ def _merit(run: RunReport) -> tuple[float, float]:
 
 def _why_not(run: RunReport) -> str:
     """Return why this run has no rank; empty when it has one."""
-    entry = run.entry
-    if run.outcome != "pass" or entry is None:
+    if run.outcome != "pass" or (entry := run.entry) is None:
         failed = ", ".join(finding.check for finding in run.failed)
         return f"failed {failed}" if failed else f"{run.outcome}: {run.reason}"
     if not entry.pretrained:
@@ -98,7 +97,6 @@ def _cells(place: str, run: RunReport) -> tuple[str, ...]:
     entry = run.entry
     assert entry is not None
     ends = [(tried.device, tried.outcome.replace("_", " ")) for tried in run.trainings]
-    devices = [device if how == AttemptOutcome.FINISHED else f"{device} ({how})" for device, how in ends]
     trained = ""
     if entry.trained_parameters is not None and entry.total_parameters:
         trained = f"{entry.trained_parameters:,} ({100 * entry.trained_parameters / entry.total_parameters:.3g} %)"
@@ -111,7 +109,7 @@ def _cells(place: str, run: RunReport) -> tuple[str, ...]:
         "" if entry.training_seconds is None else human_seconds(entry.training_seconds),
         "" if entry.rows_per_second is None else f"{entry.rows_per_second:.3g}",
         "" if run.peak_bytes is None else f"{human_bytes(run.peak_bytes)} {run.peak_kind}",
-        " → ".join(devices),
+        " → ".join([device if how == AttemptOutcome.FINISHED else f"{device} ({how})" for device, how in ends]),
     )
 
 
@@ -249,8 +247,7 @@ def _ratio(value: float | None, other: float | None) -> float | None:
 
 
 def _median(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return median(known) if known else None
+    return median(known) if (known := [value for value in values if value is not None]) else None
 
 
 def _contender_cells(one: Contender) -> tuple[str, ...]:

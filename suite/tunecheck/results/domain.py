@@ -211,8 +211,7 @@ def _branches(lines: Mapping[int, str], number: int) -> set[int]:
     """Return the lines of the conditions that this line is under."""
     found, depth = set(), sys.maxsize
     for at in range(number, min(lines, default=number) - 1, -1):
-        text = lines.get(at, "")
-        if text.strip() and (indent := len(text) - len(text.lstrip())) < depth:
+        if (text := lines.get(at, "")).strip() and (indent := len(text) - len(text.lstrip())) < depth:
             depth = indent
             if BRANCH.match(text) and (at < number or re.search(r":\s+[^#\s]", text)):
                 found.add(at)

@@ -99,8 +99,7 @@ class RayCluster:
                 self._tasks[started] = (place, group)
                 yield News(place=place.name, state="running")
         done = self._ray.wait(list(self._tasks), num_returns=len(self._tasks), timeout=0)[0] if self._tasks else []
-        for reference in done:
-            yield self._result(reference)
+        yield from map(self._result, done)
 
     def cancel(self) -> None:
         """Cancel every task, and give back what is reserved."""
@@ -144,8 +143,7 @@ def _chosen(places: list[Place], nodes: str) -> list[Place]:
     """Return the places of these nodes. Raises ConfigError for names that the cluster does not have."""
     if nodes == "all" or nodes.isdecimal():
         return of_nodes(places, nodes)
-    wanted = nodes.split(",")
-    if unknown := sorted(set(wanted) - {place.node for place in places}):
+    if unknown := sorted(set(wanted := nodes.split(",")) - {place.node for place in places}):
         known = dict.fromkeys(place.node for place in places if not place.problem)
         raise ConfigError([f"--nodes: Ray has no node {', '.join(unknown)}; it has {', '.join(known)}"])
     return [place for place in places if place.node in wanted]

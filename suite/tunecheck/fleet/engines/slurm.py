@@ -52,8 +52,7 @@ def task(folder: str, fleet: str, version: str, places: Sequence[dict[str, Any]]
     for number in (signal.SIGTERM, signal.SIGUSR2):  # submitit ignores the first and makes an error of the second
         signal.signal(number, lambda *_: stop.set())
     rank = int(os.environ.get("SLURM_LOCALID", "0"))
-    place = Place(**places[min(rank, len(places) - 1)])
-    if place.card is None:
+    if (place := Place(**places[min(rank, len(places) - 1)])).card is None:
         return node.answer(folder, fleet, version, place, stop)
     given = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(str(one["card"]) for one in places)).split(",")
     own = given[rank] if rank < len(given) else ""  # one that Slurm does not give is missing, not another one's
@@ -86,8 +85,7 @@ class Slurm:
     def places(self) -> list[Place]:
         """Return the cards of every node that sinfo lists."""
         limits = [f"--partition={self._options.partition}"] if self._options.partition else []
-        names = self._options.nodes
-        limits += [f"--nodes={names}"] if names != "all" and not names.isdecimal() else []
+        limits += [f"--nodes={names}"] if (names := self._options.nodes) != "all" and not names.isdecimal() else []
         listed = _run("sinfo", "--noheader", "--Node", "--format=%N|%T|%G|%E", *limits)
         nodes = {line.partition("|")[0]: line.split("|", 3) for line in listed.splitlines() if line.count("|") >= 3}
         if not nodes:
@@ -151,8 +149,7 @@ class Slurm:
 
     def _answers(self, job: Any, waiting: dict[str, Place]) -> Iterator[News]:
         for number in range(job.num_tasks):
-            part = job.task(number)
-            if not waiting or not part.paths.result_pickle.exists():
+            if not waiting or not (part := job.task(number)).paths.result_pickle.exists():
                 continue
             answer, words = None, ""
             try:
@@ -177,8 +174,7 @@ def gpus(gres: str) -> int:
 
 
 def _listed(name: str, state: str, gres: str, reason: str) -> list[Place]:
-    bare = state.lower().rstrip("*~#!%$@^-+")
-    gone = bare.startswith(UNUSABLE) or "*" in state
+    gone = (bare := state.lower().rstrip("*~#!%$@^-+")).startswith(UNUSABLE) or "*" in state
     said = "" if reason.strip() in ("", "none") else f" ({reason.strip()})"
     problem = f"Slurm says: {state}{said}" if gone else ""
     return places_of(name, gpus(gres), problem=problem, drained=bare.startswith(DRAINED))
@@ -186,8 +182,7 @@ def _listed(name: str, state: str, gres: str, reason: str) -> list[Place]:
 
 def _lost(state: str, job: Any) -> str:
     words = ENDED.get(state, f"the job ended without an answer (Slurm: {state})" if state else "Slurm forgot the job")
-    log = Path(str(job.paths.stderr))
-    if not log.exists():
+    if not (log := Path(str(job.paths.stderr))).exists():
         unshared = f"its log is not in {log.parent}: the node does not share this folder, or never started"
         return f"{words}; {unshared}" if state not in ENDED else words
     silent = "" if state in ENDED else f"its log is empty, perhaps because {log.parent} is full"

@@ -139,8 +139,7 @@ class Card:
 
     def _listen(self) -> Any:
         wanted = sum(EVENTS) & (self._ask("nvmlDeviceGetSupportedEventTypes") or 0)
-        events = self._reader.ask("nvmlEventSetCreate") if wanted else None
-        if events is not None:
+        if (events := self._reader.ask("nvmlEventSetCreate") if wanted else None) is not None:
             with contextlib.suppress(self._nvml.NVMLError):  # not every user may subscribe
                 self._nvml.nvmlDeviceRegisterEvents(self._handle, wanted, events)
                 return events
@@ -177,8 +176,7 @@ def main(uuid: str) -> int:
                 print(card.unanswered, file=sys.stderr)
                 return 1
     except nvml.NVMLError as error:
-        fault = describe(error)
-        if fault.nvml_state is NvmlState.GPU_LOST:
+        if (fault := describe(error)).nvml_state is NvmlState.GPU_LOST:
             _print(Health(when="before", fault=str(fault.nvml_problem)))
         print(fault.nvml_problem, file=sys.stderr)
         return 1

@@ -88,8 +88,7 @@ def deviations(model: Any, architecture: Architecture, calls: Calls, logits: tor
 
     ids, hidden = calls["embedding"]
     plain = type(modules["embedding"]) is torch.nn.Embedding  # an adapter around it computes in 16 bit
-    looked_up = _weight(modules["embedding"], ids)[ids].float()
-    (exact if plain else errors)["embedding"] = _exact_error(hidden, looked_up)
+    (exact if plain else errors)["embedding"] = _exact_error(hidden, _weight(modules["embedding"], ids)[ids].float())
     if ROTARY in calls:
         cos, sin = calls[ROTARY]
         angles = _angles(torch.arange(len(cos), device=cos.device), cos.shape[-1], architecture, cos).repeat(1, 2)
@@ -255,8 +254,7 @@ class WatchedAttention:
                 if not real.any():
                     continue
                 q, k, v = (self._projected[side][row][real].float() for side in "qkv")
-                at = real.nonzero().squeeze(1).to(q.device)
-                wanted = attention(q, k, v, self._architecture, at)
+                wanted = attention(q, k, v, self._architecture, real.nonzero().squeeze(1).to(q.device))
                 self._errors.append((given[row][real].float() - wanted).norm() / wanted.norm())
         self._projected.clear()
 

@@ -177,8 +177,7 @@ def negative_score_errors(width: int, dtype: torch.dtype, device: torch.device) 
         copies = [x.detach().double().requires_grad_(True) for x in given]
         with torch.enable_grad():
             out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-            scores = copies[0] @ copies[1].mT / width**0.5
-            wanted = scores.masked_fill(~mask, -torch.inf).softmax(dim=-1) @ copies[2]
+            wanted = (copies[0] @ copies[1].mT / width**0.5).masked_fill(~mask, -torch.inf).softmax(dim=-1) @ copies[2]
         where = f"attention of {tokens} masked tokens with scores near {NEGATIVE_SCORE:.0f}"
         theirs = [out, *torch.autograd.grad(out, given, above)]
         ours = [wanted, *torch.autograd.grad(wanted, copies, above.double())]

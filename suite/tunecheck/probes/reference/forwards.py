@@ -72,10 +72,9 @@ def side_by_side(rows: Sequence[IdsAndLabels], tokens: int = 0) -> Iterator[IdsA
 
     A longer row comes alone. They need no mask: padding stands on the right, where a causal model's tokens do not look.
     """
-    room = max(TOGETHER_TOKENS, tokens)
     waiting = sorted(rows, key=lambda row: -len(row[0]))
     while waiting:
-        count = max(1, room // len(waiting[0][0]))
+        count = max(1, max(TOGETHER_TOKENS, tokens) // len(waiting[0][0]))
         ids, labels = map(list, zip(*waiting[:count], strict=True))
         del waiting[:count]
         yield pad_sequence(ids, batch_first=True), pad_sequence(labels, batch_first=True, padding_value=IGNORED)

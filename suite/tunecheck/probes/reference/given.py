@@ -108,8 +108,7 @@ class Row:
     @property
     def beginning(self) -> Beginning:
         """Return the token that the real ones begin with, how often it comes there unlearned, and the one behind."""
-        kept = self.kept
-        first = kept[0][0] if kept else -1
+        first = kept[0][0] if (kept := self.kept) else -1
         run = next((at for at, pair in enumerate(kept) if pair != (first, IGNORED)), len(kept))
         return first, run, kept[run][0] if run < len(kept) else -1
 

@@ -70,8 +70,7 @@ def graph_of(begin: Any, ends: Collection[Any] = ()) -> Iterator[Any]:
     """Yield a graph's functions from one or several on, the nearest first; `ends`, to which one may add, end a way."""
     waiting, seen = deque[Any](begin if isinstance(begin, list) else [begin]), set[Any]()
     while waiting:
-        node = waiting.popleft()
-        if node is None or node in seen:
+        if (node := waiting.popleft()) is None or node in seen:
             continue
         seen.add(node)
         yield node
@@ -112,8 +111,7 @@ def saved(node: Any, name: str) -> Any:
 
 def size_of(edge: Any) -> int:
     """Return how many numbers a function gave; 0 where torch does not tell."""
-    told = getattr(edge[0], "_input_metadata", ())
-    return math.prod(told[edge[1]].shape) if len(told) > edge[1] else 0
+    return math.prod(told[edge[1]].shape) if len(told := getattr(edge[0], "_input_metadata", ())) > edge[1] else 0
 
 
 def scores_of(loss: torch.Tensor) -> Iterator[list[Scored]]:
@@ -130,13 +128,11 @@ def scores_of(loss: torch.Tensor) -> Iterator[list[Scored]]:
         if not looked_up or any(COUPLES_ROWS in n.name() for n in behind):
             continue
         read = {n._saved_indices.numel() for n in looked_up}  # by a part of the scores, where rows begin with others
-        made = next((edge for edge in reversed(way) if size_of(edge) // classes in read), way[-1])
-        edge = GradientEdge(*made)
+        edge = GradientEdge(*next((edge for edge in reversed(way) if size_of(edge) // classes in read), way[-1]))
         if (found := gradients(loss, [edge])) is None:
             continue
         (gradient,) = found
-        last = gradient.shape[-1] == classes
-        if not last and (gradient.ndim < 3 or gradient.shape[1] != classes):
+        if not (last := gradient.shape[-1] == classes) and (gradient.ndim < 3 or gradient.shape[1] != classes):
             continue
         gradient = gradient if last else gradient.movedim(1, -1)
         fitting = (n for n in looked_up if n._saved_indices.numel() == gradient.numel() // classes)

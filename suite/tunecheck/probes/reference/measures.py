@@ -85,8 +85,7 @@ def word_sums(data: torch.Tensor) -> tuple[int, int, bytes]:
         part = data[8 * first : min(full, 8 * (first + PART))]
         part = (part if aligned else part.clone()).view(torch.int64)
         plain += part.sum()
-        weights = torch.arange(2 * first + 1, 2 * (first + part.numel()) + 1, 2, device=data.device)
-        weighted += (part * weights).sum()
+        weighted += (part * torch.arange(2 * first + 1, 2 * (first + part.numel()) + 1, 2, device=data.device)).sum()
     return int(plain), int(weighted), bytes(data[full:].tolist())
 
 
@@ -127,8 +126,7 @@ def sampled_places(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def significant_digits(tensor: torch.Tensor) -> int:
     """The most binary digits that an element of a sample needs: 24 in fp32, 11 once it was fp16, 8 once it was bf16."""
-    bits = sample(tensor)[::16].float().view(torch.int32).tolist()
-    fractions: int = reduce(or_, bits, 1 << FRACTION_BITS)
+    fractions: int = reduce(or_, sample(tensor)[::16].float().view(torch.int32).tolist(), 1 << FRACTION_BITS)
     return FRACTION_BITS + 2 - (fractions & -fractions).bit_length()
 
 

@@ -77,8 +77,7 @@ class OwnLogits:
         None unless each token was seen, in known rows alone.
         """
         seen, totals, unknown = zip(*exchange.gathered((self._seen, float(self._total), self._unknown)), strict=True)
-        whole = not any(unknown) and sum(seen) == self._tokens > 0
-        return sum(totals) / self._tokens if whole else None
+        return sum(totals) / self._tokens if not any(unknown) and sum(seen) == self._tokens > 0 else None
 
     def gradient_error(self, scale: float) -> float | None:
         """Relative error of the gradient by the logits of sampled positions, for a loss that is multiplied by `scale`.
@@ -87,8 +86,7 @@ class OwnLogits:
         """
         logits, arrived, self._logits, self._got = self._logits, self._got, {}, {}
         difference, norm, largest, dtype = self._others, 0.0, 0.0, torch.float64
-        classes = next((len(scores) for scores, _ in logits.values()), 1)
-        for part in _parts(list(logits), classes):
+        for part in _parts(list(logits), next((len(scores) for scores, _ in logits.values()), 1)):
             scores = torch.stack([logits[place][0] for place in part])
             wanted, dtype = scores.double().softmax(dim=-1), scores.dtype
             wanted[list(range(len(part))), [logits[place][1] for place in part]] -= 1
@@ -136,8 +134,7 @@ class OwnLogits:
 
     def _recognised(self, args: Any, others: dict[str, Any]) -> list[int | None]:
         """The rows of a call, each taken once; None for one that was not announced."""
-        ids = others.get("input_ids", args[0] if args else None)
-        if not isinstance(ids, torch.Tensor):
+        if not isinstance(ids := others.get("input_ids", args[0] if args else None), torch.Tensor):
             return []
         found: list[int | None] = []
         mask = others.get("attention_mask")
@@ -180,8 +177,7 @@ class OwnLogits:
                     self._total = self._total - (chosen - scores.logsumexp(dim=-1)).sum()
                 sampled = fresh[-self._seen % every :: every] if self._gradients and logits.requires_grad else []
                 for part in _parts(sampled, logits.shape[-1]):
-                    copies = logits[place, [p - first for p in part]].cpu()
-                    for position, scored in zip(part, copies, strict=True):
+                    for position, scored in zip(part, logits[place, [p - first for p in part]].cpu(), strict=True):
                         self._logits[row, position] = scored, int(wanted[position + 1])
             self._seen += len(fresh)
             watched += [(place, row, p) for p in supervised if (row, p) in self._logits]

@@ -214,8 +214,7 @@ class Raised:
     @property
     def ask_for_later(self) -> bool:
         """Return whether these rows are told to be rows, by targets that are the next tokens, or those behind them."""
-        asked = int(self.asked.sum()) + self.second
-        return self.telling >= FEWEST_TELLING and asked > NEARLY_ALL * self.telling
+        return self.telling >= FEWEST_TELLING and int(self.asked.sum()) + self.second > NEARLY_ALL * self.telling
 
 
 def _masked(read: torch.Tensor, raised: torch.Tensor, learned: torch.Tensor) -> dict[str, int]:

@@ -41,8 +41,7 @@ def mask_by_ends(model: Any, read: torch.Tensor, pads: Sequence[int] = ()) -> to
     They are where at least half of them end in more or less of the model's padding, of the tokenizer's (`pads`), or of
     its end: the first one is an end.
     """
-    config = getattr(model, "config", None)
-    named = [*special_tokens(config, "pad"), *pads] or special_tokens(config, "eos")
+    named = [*special_tokens(config := getattr(model, "config", None), "pad"), *pads] or special_tokens(config, "eos")
     masks = (mask_by(pad, read) for pad in dict.fromkeys(named) if read.ndim == 2)
     return next((mask for mask in masks if mask is not None), None)
 
@@ -67,8 +66,7 @@ def outside(mask: torch.Tensor) -> torch.Tensor:
 def filled(read: torch.Tensor) -> torch.Tensor | None:
     """Return where rows hold tokens, where they are seen to be filled up at one side; None in others."""
     for ways in ((), (1,)):
-        turned = read.flip(ways)
-        real = None if (fill := fill_of(turned)) is None else mask_by(fill, turned)
+        real = None if (fill := fill_of(turned := read.flip(ways))) is None else mask_by(fill, turned)
         if real is not None:
             return real.flip(ways)
     return None
@@ -85,8 +83,7 @@ def fill_of(read: torch.Tensor) -> int | None:
     fill = read == last
     fill[:, 0] &= not bool(fill[:, 0].all())
     run = fill.flip(1).int().cumprod(dim=1).sum(dim=1)
-    apart = bool((run == fill.sum(dim=1)).all())
-    return last if apart and 2 * int((run > 1).sum()) >= len(read) else None
+    return last if (run == fill.sum(dim=1)).all() and 2 * int((run > 1).sum()) >= len(read) else None
 
 
 def used(gradient: torch.Tensor) -> torch.Tensor:

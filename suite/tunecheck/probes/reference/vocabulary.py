@@ -51,8 +51,7 @@ def read_vocabulary(folder: Path) -> Vocabulary | None:
     """The vocabulary of this folder's tokenizer; None without a tokenizer.json."""
     from tokenizers import Tokenizer
 
-    path = folder / FILE
-    if not path.exists():
+    if not (path := folder / FILE).exists():
         return None
     decoder: Any = Tokenizer.from_file(str(path))
     names = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
@@ -105,8 +104,7 @@ def _rows_of_base(model: Any, folder: Path, tokens: Iterable[int]) -> list[int] 
     file = WeightFile(folder)
     # some models' files leave out the name of the part that holds the layers
     own = (name for name in file.names if named is not None and (name == named or named.endswith(f".{name}")))
-    held = next(own, None)
-    if held is None or len(file.shape(held)) != 2 or file.shape(held)[1] != table.shape[1]:
+    if (held := next(own, None)) is None or len(file.shape(held)) != 2 or file.shape(held)[1] != table.shape[1]:
         return None
     known = (token for token in tokens if token < min(len(table), file.shape(held)[0]))
     return [t for t in known if torch.equal(file.rows(held, t, t + 1)[0].to(table.dtype), table[t].detach().cpu())]

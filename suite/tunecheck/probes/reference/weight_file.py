@@ -74,9 +74,8 @@ def drawn_anew(model: Any, folder: Path) -> int:
         if p.is_floating_point() and p.ndim == 2 and p.numel() >= ALIKE_BY and not p.is_meta:
             shared |= {held: p for held in (own, prefix + own, own.removeprefix(prefix)) if held in weights}
     same = {name: p for name, p in shared.items() if weights.shape(name) == tuple(p.shape)}
-    resized = any(map(layer_number, shared.keys() - same.keys()))
     as_deep = {"", *map(layer_number, shared)} == {"", *map(layer_number, weights.names)}
-    if len(same) < FEWEST_SHARED or resized or not as_deep:
+    if len(same) < FEWEST_SHARED or any(map(layer_number, shared.keys() - same.keys())) or not as_deep:
         return 0
     looked_at = [*same.items()][evenly(len(same), FEWEST_SHARED)]
     return 0 if any(_alike(p.detach(), weights, name) for name, p in looked_at) else len(same)
@@ -103,8 +102,7 @@ def unmarked_heads(model: Any) -> frozenset[str]:
     for prefix, inner in model.named_modules():
         if type(inner).__name__.endswith(CLASSIFIERS) and hasattr(inner, "base_model_prefix"):
             named = {name: p for name, p in inner.named_parameters() if "_is_hf_initialized" not in vars(p)}
-            marks = len(named) < sum(1 for _ in inner.parameters())
-            for name, p in named.items() if marks else ():
+            for name, p in named.items() if len(named) < sum(1 for _ in inner.parameters()) else ():
                 drawn = not name.startswith(f"{inner.base_model_prefix}.")
                 if not drawn and (bias := named.get(f"{name.removesuffix('weight')}bias")) is not None:
                     drawn = not bias.any()
@@ -116,8 +114,7 @@ def unmarked_heads(model: Any) -> frozenset[str]:
 def drawn_heads(model: Any, folder: Path) -> frozenset[str]:
     """Return the tensors of a classifier's head that no file of the base holds: a training must learn them."""
     inner = base_of(model)
-    held = set(WeightFile(folder).names) if type(inner).__name__.endswith(CLASSIFIERS) else ()
-    if not held:
+    if not (held := set(WeightFile(folder).names) if type(inner).__name__.endswith(CLASSIFIERS) else ()):
         return frozenset()
     body = f"{inner.base_model_prefix}."
     adapters = ".lora_", ".modules_to_save.", ".original_module.", ".base_layer."

@@ -27,8 +27,7 @@ class Witness:
 
     def touched(self) -> bool:
         """Return whether the gradient was written to, replaced or removed; does not wait for a GPU."""
-        gradient = self.parameter.grad
-        if gradient is None:
+        if (gradient := self.parameter.grad) is None:
             return self.held
         return self._seen is None or gradient is not self._seen() or _version(gradient) != self._version
 

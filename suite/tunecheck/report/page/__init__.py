@@ -43,7 +43,6 @@ def page_html(report: Report, folder: Path) -> str:
     view = session_view(report)
     runs = [_run(report, run, folder, number) for number, run in enumerate(view.runs, start=1)]
     each = max(1, len(runs))
-    shares = {name: min(most, max(fewest, of_page // each)) for name, (of_page, fewest, most) in SHARES.items()}
     traces = {run["view"].name: run["trace"] for run in runs if run["trace"]}
     script = verbatim("page.js")
     return template("page.html.jinja").render(
@@ -56,7 +55,7 @@ def page_html(report: Report, folder: Path) -> str:
         style=verbatim("page.css", "rows.css"),
         script=script,
         script_hash=f"sha256-{b64encode(sha256(script.encode()).digest()).decode()}",
-        **shares,
+        **{name: min(most, max(fewest, of_page // each)) for name, (of_page, fewest, most) in SHARES.items()},
     )
 
 
@@ -84,7 +83,6 @@ def _evidence(run: dict[str, Any], check: str) -> Iterator[tuple[str, str]]:
 def _run(report: Report, view: RunView, folder: Path, number: int) -> dict[str, Any]:
     run = view.run
     trace, problem = _trace(run, folder)
-    log = (folder / (run.trace_file or "none")).with_suffix(".log")
     return {
         "view": view,
         "row": run,
@@ -92,7 +90,7 @@ def _run(report: Report, view: RunView, folder: Path, number: int) -> dict[str, 
         "anchor": f"run-{number}",
         "core": core_of(trace) if trace else (),
         "problem": problem,
-        "log": log.name if log.is_file() else "",
+        "log": log.name if (log := (folder / (run.trace_file or "none")).with_suffix(".log")).is_file() else "",
         "charts": charts(trace, run.findings) if trace else [],
         "trends": trends(report, run, trace, folder) if trace else ([], ""),
         "rows": trace.records(RowShown) if trace else [],

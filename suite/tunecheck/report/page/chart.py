@@ -111,8 +111,7 @@ def _course(points: Sequence[Point]) -> str:
         return f"{len(points)} values, none finite"
     words = f"{len(points)} values, first {figure(points[0][1])}, last {figure(points[-1][1])}"
     words += f", lowest {figure(min(finite))}, highest {figure(max(finite))}"
-    broken = len(points) - len(finite)
-    return f"{words}, {broken} not finite" if broken else words
+    return f"{words}, {broken} not finite" if (broken := len(points) - len(finite)) else words
 
 
 class Scale:
@@ -129,8 +128,7 @@ class Scale:
 
 def ticks(low: float, high: float, *, whole: bool = False) -> list[float]:
     """Return at most six round numbers from low to high: 1, 2 or 5 times a power of ten; no fractions where `whole`."""
-    raw = (high - low) / 5
-    if not raw > 0 or not math.isfinite(raw):
+    if not (raw := (high - low) / 5) > 0 or not math.isfinite(raw):
         return [low]
     power = 10.0 ** math.floor(math.log10(raw))
     step = next((power * factor for factor in (1, 2, 5) if power * factor >= raw), power * 10)

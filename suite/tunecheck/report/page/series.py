@@ -142,6 +142,5 @@ def _note(figure: Figure, held: Sequence[HistoryEntry], comparison: FigureCompar
     span = f"{held[0].started_at[:10]} to {held[-1].started_at[:10]}; {better} is better."
     if comparison is None or comparison.status == "steady":
         return span
-    status = STATUS_TITLES.get(comparison.status, comparison.status).lower()
     after = f", after {comparison.sessions} sessions" if comparison.status == "no baseline" else ""
-    return f"{span} This session: {status}{after}."
+    return f"{span} This session: {STATUS_TITLES.get(comparison.status, comparison.status).lower()}{after}."

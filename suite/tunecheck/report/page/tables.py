@@ -36,13 +36,12 @@ def said(comparison: SideBySide, traces: Mapping[str, Trace]) -> dict[str, Table
 
 def phases(trace: Trace) -> Table:
     """Return time and largest memory of each phase of the main attempt, in order."""
-    heads = ("phase", "time", "live tensors", "reserved", "probes", "whole GPU", "resident")
     rows: list[tuple[str, ...]] = []
     for phase in trace.records(Phase):
         allocator = (phase.peak_allocated_bytes, phase.peak_reserved_bytes, phase.probes_peak_allocated_bytes)
         sizes = (*allocator, card_bytes(trace, [phase]), phase.process_bytes)
         rows.append((phase.name, human_seconds(phase.seconds), *map(human_bytes, sizes)))
-    return _filled(heads, rows)
+    return _filled(("phase", "time", "live tensors", "reserved", "probes", "whole GPU", "resident"), rows)
 
 
 def costs(trace: Trace) -> Table:
@@ -58,7 +57,6 @@ def costs(trace: Trace) -> Table:
 
 def attempts(trace: Trace, run: RunReport) -> Table:
     """Return every training process, in order."""
-    heads = ("purpose", "time", "peak", "device", "why", "outcome")
     rows: list[tuple[str, ...]] = []
     for attempt, row in zip(trace.attempts, run.attempts, strict=False):
         start, end = attempt.start, attempt.end
@@ -66,18 +64,17 @@ def attempts(trace: Trace, run: RunReport) -> Table:
         device = f"{row.device}{f' ({start.card})' if start.card else ''}"
         seconds, peak = human_seconds(end.seconds) if end else "", human_bytes(max(peaks, default=None))
         rows.append((str(start.purpose), seconds, peak, device, start.explanation, attempt.ending))
-    return _filled(heads, rows)
+    return _filled(("purpose", "time", "peak", "device", "why", "outcome"), rows)
 
 
 def texts(trace: Trace) -> list[dict[str, str]]:
     """Return the continuations of each prompt before and after, with the answer that was trained if there is one."""
     found = trace.records(Generation)
-    keys = dict.fromkeys((generation.prompt, generation.expected) for generation in found)
     said = {(g.when, g.prompt, g.expected): g.text.strip() for g in found}
     return [
         {"prompt": prompt, "expected": expected}
         | {name: said.get((when, prompt, expected), "") for name, when in (("before", "start"), ("after", "end"))}
-        for prompt, expected in keys
+        for prompt, expected in dict.fromkeys((generation.prompt, generation.expected) for generation in found)
     ]
 
 

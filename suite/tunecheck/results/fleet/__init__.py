@@ -40,10 +40,9 @@ class Place(Frozen):
 
 def places_of(node: str, cards: int, *, problem: str = "", drained: bool = False) -> list[Place]:
     """Return the places of a node with so many cards: each of them, or the node itself where it has none."""
-    names = [f"{node}-{card}" for card in range(cards)] if cards > 1 else [node]
     return [
         Place(name=name, node=node, card=card if cards else None, problem=problem, drained=drained)
-        for card, name in enumerate(names)
+        for card, name in enumerate([f"{node}-{card}" for card in range(cards)] if cards > 1 else [node])
     ]
 
 
@@ -101,8 +100,7 @@ class Answer(Frozen):
     history: tuple[dict[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
-        session = PurePosixPath(self.session)
-        if session.is_absolute() or ".." in session.parts or "\0" in self.session:
+        if (session := PurePosixPath(self.session)).is_absolute() or ".." in session.parts or "\0" in self.session:
             raise ValueError(f"its session is {self.session!r}; it must be a folder below that of its fleet")
 
     @property

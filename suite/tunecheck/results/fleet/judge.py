@@ -65,8 +65,7 @@ def natural(name: str) -> list[tuple[int, str]]:
 def clock_remark(answer: Answer, asked_at: float, seen_at: float) -> str:
     """Return that a node's clock is apart: it began before it was asked, or ended after it was seen; else empty."""
     ahead, behind = answer.ended_at - seen_at, asked_at - answer.began_at
-    apart = max(ahead, behind)
-    if apart <= 5:  # the times of a file on a shared file system lag by that much
+    if (apart := max(ahead, behind)) <= 5:  # the times of a file on a shared file system lag by that much
         return ""
     return (
         f"its clock is at least {human_seconds(apart)} {'ahead' if ahead > behind else 'behind'}: the times in its "
@@ -175,8 +174,7 @@ def _unjudged(run: RunAnswer) -> Iterator[str]:
 def _own_outcome(answer: Answer) -> NodeOutcome:
     """Return the outcome of a session: that of its status, but no pass without a run that passed a check."""
     outcomes = {run.outcome for run in answer.runs}
-    outcome = _BY_STATUS.get(answer.status, "error" if "error" in outcomes else "inconclusive")
-    if outcome != "pass":
+    if (outcome := _BY_STATUS.get(answer.status, "error" if "error" in outcomes else "inconclusive")) != "pass":
         return outcome
     if "fail" in outcomes or any(run.failed for run in answer.runs):
         return "fail"

@@ -70,8 +70,7 @@ def agreements(group: Sequence[Member]) -> Iterator[tuple[str, Finding]]:
     One that several nodes share is not: broken hardware is wrong in its own way each, and an unknown difference of the
     machines is not. Nothing is judged without a majority.
     """
-    run = group[0].run
-    if not run.deterministic:
+    if not (run := group[0].run).deterministic:
         yield from _unjudged(group, f"{run.run} does not set training.deterministic, so its bits may differ")
         return
     if len(group) == 1:
