@@ -212,7 +212,8 @@ class AnswersEnd(Check):
         loose = [r for r in answers if not (r.ended or r.behind or r.tokens == longest)]
         whole = enough(sum(row.ended for row in answers) + len(loose), ENOUGH, "untruncated answers")
         share = len(loose) / whole
-        required(not (reason := _needs_no_end(loose) if share > self.max_open_share else ""), reason)
+        reason = _needs_no_end(loose) if share > self.max_open_share else ""
+        required(not reason, reason)
         detail = f"{len(loose)} of {whole} untruncated answers have no end token"
         if share > self.max_open_share and (tokens := _common_length(loose)):
             detail += f", and the same length of {tokens} tokens"
