@@ -310,6 +310,7 @@ def test_an_optimizer_that_accelerate_does_not_hold_back(prepared, tmp_path):
     from accelerate.state import AcceleratorState, GradientState
 
     torch.manual_seed(0)
+    AcceleratorState._reset_state(True)  # of the whole process, which may have had a Trainer before
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
@@ -323,7 +324,7 @@ def test_an_optimizer_that_accelerate_does_not_hold_back(prepared, tmp_path):
             optimizer.step()
             optimizer.zero_grad()
     hooks.detach()
-    AcceleratorState._reset_state(True)  # of the whole process
+    AcceleratorState._reset_state(True)
     GradientState._reset_state()
     (path,) = tmp_path.glob("watch-*.jsonl")
     finding = CHECKS["calls_in_order"]()(read(path))

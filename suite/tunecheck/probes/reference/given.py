@@ -242,7 +242,8 @@ def prompts_share(rows: Collection[tuple[int, ...] | None]) -> float:
     """
     texts = [row for row in dict.fromkeys(rows) if row is not None] if None not in rows else []
     told = [ends for ends in _template_ends(texts) if len({*ends}) > 1]
-    told = [ends for ends in told if len({text[end:] for text, end in zip(texts, ends, strict=True)}) > 1]
+    # padding that is attended to may follow the mark of an end
+    told = [ends for ends in told if len({text[end:-1] for text, end in zip(texts, ends, strict=True)}) > 1]
     return max(map(sum, told), default=0) / max(1, sum(map(len, texts)))
 
 
