@@ -128,7 +128,7 @@ def test_padding_that_is_attended_to_is_no_end_of_a_row(ended, whole, status, tm
     hooks = LoopHooks(Options(folder=str(tmp_path), name="script", steps=STEPS), tokenizer=tokenizer)
     hooks.attach()
     for step in range(STEPS):
-        texts = [f"{'so ' * length}it is {step} ###" for length in (1, 4, 9, 16)]
+        texts = [f"{'so ' * length}{step} ###" for length in (1, 4, 9, 16)]
         rows = [[*tokenizer(text)["input_ids"], *[end] * ended] for text in texts]
         width = max(map(len, rows)) + (0 if whole else 8)
         ids = torch.tensor([[*row, *[end] * (width - len(row))] for row in rows])

@@ -242,8 +242,9 @@ def prompts_share(rows: Collection[tuple[int, ...] | None]) -> float:
     """
     texts = [row for row in dict.fromkeys(rows) if row is not None] if None not in rows else []
     told = [ends for ends in _template_ends(texts) if len({*ends}) > 1]
+    behind = ([text[end:] for text, end in zip(texts, ends, strict=True)] for ends in told)
     # padding that is attended to may follow the mark of an end
-    told = [ends for ends in told if len({text[end:-1] for text, end in zip(texts, ends, strict=True)}) > 1]
+    told = [ends for ends, tails in zip(told, behind, strict=True) if in_common(*tails) < min(map(len, tails))]
     return max(map(sum, told), default=0) / max(1, sum(map(len, texts)))
 
 
