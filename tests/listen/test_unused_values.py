@@ -78,6 +78,21 @@ def test_what_a_parser_warns_of_is_not_heard(tmp_path, monkeypatch, recwarn):
     assert not recwarn.list
 
 
+class Proxy:
+    """What runs code of others when it is asked for anything."""
+
+    def __getattribute__(self, name):
+        raise RuntimeError(name)
+
+
+def test_objects_of_a_module_are_not_asked_for_anything(tmp_path):
+    """A proxy may be out of its context."""
+    path = tmp_path / "train.py"
+    path.write_text("RATE = 1", encoding="utf-8")
+    begin = eval("lambda train: [*train()]", {"__file__": str(path), "request": Proxy()})
+    assert [seen.files > 0 for seen in begin(unused_values)] == [True]
+
+
 def test_sources_that_cannot_be_read_are_left_out(tmp_path, monkeypatch):
     """Those of another Python, or of a file that is gone."""
     assert not read(tmp_path, monkeypatch, "print 'x'", "mask = 1\nuse(mask)")

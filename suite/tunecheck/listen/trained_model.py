@@ -76,9 +76,9 @@ SPLITS = re.compile(r"(?i)(?<![a-z])(val|valid|validation|dev|eval|evaluation|te
 
 
 def shared_variables() -> list[EvaluationRows]:
-    """Return how much of a variable of the script's modules is in that of the same name with `train`; the first one.
+    """Return how many numbers of a variable of the script's modules are in that of the same name with `train`.
 
-    Of two parts of one tensor or array the numbers, of others the rows.
+    Both are parts of one tensor or array of numbers; the first two that share some are told.
     """
     for frame, _ in walk_stack(sys._getframe(1)):
         names = [*frame.f_globals] if is_users(frame.f_code.co_filename) else []
@@ -90,15 +90,13 @@ def shared_variables() -> list[EvaluationRows]:
 
 
 def _in_common(trained: Any, evaluated: Any) -> EvaluationRows | None:
-    """Return what two parts of a data set share; None of anything else, and of a set that is one whole."""
-    if type(trained) is not type(evaluated) or trained is None:
+    """Return what two parts of a row of numbers share; None of anything else."""
+    tables = all(type(held).__module__ in ("torch", "numpy") for held in (trained, evaluated))
+    if not tables or type(trained) is not type(evaluated) or getattr(trained, "ndim", 0) != 1:
         return None
-    with contextlib.suppress(Exception):  # of objects of the script's own, and of numpy's without a length
-        if trained.ndim == 1:
-            (first, end, size), (other_first, other_end, _) = map(_place, (trained, evaluated))
-            shared = max(0, min(end, other_end) - max(first, other_first)) // size
-            return EvaluationRows(rows=len(evaluated), among=shared, trained=len(trained))
-    return None
+    (first, end, size), (other_first, other_end, _) = map(_place, (trained, evaluated))
+    shared = max(0, min(end, other_end) - max(first, other_first)) // size
+    return EvaluationRows(rows=len(evaluated), among=shared, trained=len(trained))
 
 
 def _place(held: Any) -> tuple[int, int, int]:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from traceback import walk_stack
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from tunecheck.core.evidence import SourceRead, UnusedKind, UnusedValue
@@ -75,9 +75,10 @@ def _files(namespaces: Iterable[dict[str, Any]]) -> Iterator[str]:
             continue
         seen.add(file)
         yield file
-        for value in [*held.values()]:
-            name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
-            waiting.append(vars(sys.modules.get(name, ast)) if isinstance(name, str) else {})
+        for value in [*held.values()]:  # by their types: an attribute of an object, as a proxy, may run anything
+            if issubclass(type(value), ModuleType | FunctionType | type):
+                name = value.__name__ if issubclass(type(value), ModuleType) else value.__module__
+                waiting.append(vars(sys.modules[name]) if name in sys.modules else {})
 
 
 def _of_trees(trees: dict[str, ast.Module]) -> Iterator[UnusedValue]:

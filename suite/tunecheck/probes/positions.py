@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from tunecheck.core.evidence import PositionGradients, RowsUsed
 from tunecheck.core.premises import Premise
 from tunecheck.models.layer_names import as_written, hides_calls, is_pretrained, text_config
-from tunecheck.probes.reference import padded
+from tunecheck.probes.reference import own_tokens, padded
 from tunecheck.probes.reference.forwards import parts_of
 from tunecheck.probes.reference.given import (
     Row,
@@ -32,14 +32,7 @@ from tunecheck.probes.reference.given import (
     special_tokens,
 )
 from tunecheck.probes.reference.loss_graph import Scored, scores_of
-from tunecheck.probes.reference.own_tokens import (
-    FEWEST_TELLING,
-    Call,
-    Raised,
-    raised_by,
-    rows_mixed,
-    tokens_and_numbers,
-)
+from tunecheck.probes.reference.own_tokens import FEWEST_TELLING, Call, Raised, raised_by, tokens_and_numbers
 from tunecheck.training.data import IGNORED, Batch
 from tunecheck.training.events import EARLY_STEPS, Probe, at_work
 from tunecheck.training.hooks import Hooks
@@ -276,7 +269,7 @@ class PositionProbe(Probe[PositionGradients | RowsUsed]):
     def _returned_scores(self, module: Any, args: Any, given: dict[str, Any], out: Any) -> None:
         """Look at what a model of the script's own returns, where that is scores over the tokens that it is given."""
         if self._mixes_unknown and torch.is_grad_enabled():
-            self._mixes = partial(rows_mixed, module, args, given)
+            self._mixes = partial(own_tokens.rows_mixed, module, args, given)
         found = tokens_and_numbers(args, given, out) if torch.is_grad_enabled() else None
         if found is None or not all(part.requires_grad for part in found[1]):
             return
