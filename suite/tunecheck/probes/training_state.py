@@ -141,6 +141,8 @@ class TrainingStateProbe(Probe[TrainingState]):
         self._seeded = ""
         if not self._forwards and self._without_gradient:  # what learns lies behind what is called here
             self._forwards, self._seen = len(self._without_gradient), self._without_gradient[-1]
+        if torch.is_autocast_enabled(session.device.type):  # left on, it casts in backward passes written in Python
+            self._seen["settings", "autocast is on behind the backward pass"] = None
         self._record(step, self._state)
 
     def _record(self, step: int, random_state: str) -> None:
