@@ -161,6 +161,10 @@ MEANT = {
     ("schedule_ends", "never stepped"),
     ("values_used", "a length that masks nothing"),
     ("values_used", "a result dropped"),
+    ("names_agree", "a mask of the other answer"),
+    ("lists_stay_paired", "texts shuffled alone"),
+    ("best_weights_kept", "the largest loss"),
+    ("modes_switched", "no way back"),
     ("settings_usual", "a share that is kept"),
     ("settings_usual", "betas exchanged"),
     ("settings_usual", "norms decay"),
@@ -285,14 +289,10 @@ def given(**numbers):
     return e.SettingsGiven(settings=tuple(settings))
 
 
-def source(*unused):
-    """Two modules of the script's own that do not use this."""
-    return e.SourceRead(files=2, unused=unused)
-
-
-def unused(kind, name):
-    """A value of one of them."""
-    return e.UnusedValue(kind=kind, name=name, file="train.py", line=45)
+def source(**slips):
+    """Two modules of the script's own, with slips of these kinds."""
+    found = (e.Slip(kind=kind, name=name, file="train.py", line=45) for kind, name in slips.items())
+    return e.SourceRead(files=2, slips=tuple(found))
 
 
 def taken(**changes):
@@ -649,8 +649,20 @@ FAULTS = {
         "not a number": lambda: watched(given(lora_scale=math.nan)),
     },
     "values_used": {
-        "a length that masks nothing": lambda: watched(source(unused("variable", "prompt_len"))),
-        "a result dropped": lambda: watched(source(unused("result", "labels.masked_fill(...)"))),
+        "a length that masks nothing": lambda: watched(source(variable="prompt_len")),
+        "a result dropped": lambda: watched(source(result="labels.masked_fill(...)")),
+    },
+    "names_agree": {
+        "a mask of the other answer": lambda: watched(source(exchanged="rejected_out from chosen_mask")),
+    },
+    "lists_stay_paired": {
+        "texts shuffled alone": lambda: watched(source(reordered="texts without labels")),
+    },
+    "best_weights_kept": {
+        "the largest loss": lambda: watched(source(best="best_loss keeps the largest val_loss")),
+    },
+    "modes_switched": {
+        "no way back": lambda: watched(source(mode="model.eval() stands in the loop, and train() does not")),
     },
     "workers_differ": {
         "all rows from each": lambda: watched(handed_out(rounds=8, distinct=8, alike=8)),

@@ -93,7 +93,7 @@ EXAMPLES: list[Record] = [
     e.WrittenByScript(lines={LORA[0]: "train.py:40"}),
     e.TextsCut(max_length=64, texts=9, cut=4, kept_tokens=500, lost_tokens=40),
     e.StateLoaded(into="GPT", offered=12, taken=2, misnamed=("module.w (the model has w)",)),
-    e.SourceRead(files=1, unused=(e.UnusedValue(kind="variable", name="mask", file="train.py", line=3),)),
+    e.SourceRead(files=1, slips=(e.Slip(kind="variable", name="mask", file="train.py", line=3),)),
     e.SettingsGiven(settings=(e.Setting(kind="dropout", value=0.1, where="Dropout.p"),)),
     e.OtherModelDrops(model="Teacher", drawn=True),
     e.WeightsDrawn(model="BertModel", folder="bert-base", tensors=74),

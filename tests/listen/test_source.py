@@ -1,13 +1,15 @@
-"""What a script's source computes and never uses. No training: files are read."""
+"""What a script's source tells by its text alone. No training: files are read."""
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import sys
 
 import pytest
+from torch import nn
 
-from tunecheck.listen.unused_values import unused_values
+from tunecheck.listen.source import read_source, slips
 
 
 def read(tmp_path, monkeypatch, *sources, options=()):
@@ -21,8 +23,8 @@ def read(tmp_path, monkeypatch, *sources, options=()):
         own = {"__file__": str(path), **names}
         names[path.stem] = importlib.util.module_from_spec(spec)
         monkeypatch.setitem(sys.modules, path.stem, names[path.stem])
-    begin = eval("lambda train: [*train()]", own)
-    return [(value.kind, value.name) for seen in begin(unused_values) for value in seen.unused]
+    begin = eval("lambda train, model: [*train(model)]", own)
+    return [(slip.kind, slip.name) for seen in begin(read_source, nn.Linear(1, 1)) for slip in seen.slips]
 
 
 @pytest.mark.parametrize(
@@ -89,10 +91,181 @@ def test_objects_of_a_module_are_not_asked_for_anything(tmp_path):
     """A proxy may be out of its context."""
     path = tmp_path / "train.py"
     path.write_text("RATE = 1", encoding="utf-8")
-    begin = eval("lambda train: [*train()]", {"__file__": str(path), "request": Proxy()})
-    assert [seen.files > 0 for seen in begin(unused_values)] == [True]
+    begin = eval("lambda train, model: [*train(model)]", {"__file__": str(path), "request": Proxy()})
+    assert [seen.files > 0 for seen in begin(read_source, nn.Linear(1, 1))] == [True]
 
 
 def test_sources_that_cannot_be_read_are_left_out(tmp_path, monkeypatch):
     """Those of another Python, or of a file that is gone."""
     assert not read(tmp_path, monkeypatch, "print 'x'", "mask = 1\nuse(mask)")
+
+
+def told(source):
+    """What the rules find in this source, but for values that are never used."""
+    kinds = ("exchanged", "reordered", "best", "mode")
+    return [f"{slip.kind}: {slip.name}" for slip in slips({"train.py": ast.parse(source)}) if slip.kind in kinds]
+
+
+LOGPS = """
+chosen_logps = logps(b["chosen_ids"], b["chosen_mask"])
+rejected_logps = logps(b["rejected_ids"], b["{}_mask"])
+"""
+LOADERS = """
+train_set, val_set = Rows("train.jsonl"), Rows("val.jsonl")
+train_loader = DataLoader(train_set, shuffle=True)
+val_loader = DataLoader({}_set)
+"""
+ENCODED = """
+def encode(src, tgt, src_tok, tgt_tok):
+    src_ids = src_tok(src)
+    tgt_ids = {}_tok(tgt)
+    return src_ids, tgt_ids, tgt_tok
+"""
+PAIRED = """
+def loss_of(chosen, rejected):
+    return chosen - rejected
+loss = loss_of({})
+"""
+HANDED_ON = """
+class Layer:
+    def __init__(self, self_attn, src_attn):
+        self.self_attn = self_attn
+        self.src_attn = {}
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        (LOGPS.format("rejected"), []),
+        (LOGPS.format("chosen") + "mask = b['rejected_mask']", ["rejected_logps from chosen_mask"]),
+        (LOGPS.format("chosen"), []),  # perhaps there is one mask for both
+        (LOADERS.format("val"), []),
+        (LOADERS.format("train"), ["val_loader from train_set"]),
+        (ENCODED.format("tgt"), []),
+        (ENCODED.format("src"), ["tgt_ids from src_tok"]),
+        (PAIRED.format("chosen, rejected"), []),
+        (PAIRED.format("rejected, chosen"), ["rejected from chosen"]),
+        (HANDED_ON.format("src_attn"), []),
+        (HANDED_ON.format("self_attn"), ["src_attn from self_attn"]),
+        ("chosen, rejected = batch['rejected'], batch['chosen']", ["rejected from chosen"]),
+        ("val_data = train_data", ["val_data from train_data"]),
+        ("evaluate(model, train_loader)\ndef evaluate(model, val_loader): ...", []),
+        ("trainer = Trainer(train_dataset=train_set, eval_dataset=train_set)", ["eval_dataset from train_set"]),
+        ("val_texts = val_labels = []\nval_set = Rows(train_texts, train_labels)",
+         ["val_set from train_texts, train_labels"]),
+        ("val_set = Rows(train_texts[:100], train_labels[:100])\nval_texts = val_labels = []", []),
+        ("x_train, x_test = x[train], x[test]\ny_train, y_test = y_all[train], y_all[test]", []),
+        ("x_in_train, x_in_test = x_train[folds], x_train[others]\nx_test = 1", []),
+        ("emb1 = model(x1)\nemb2 = model(x1)\nprint(x2)", ["emb2 from x1"]),
+        ("emb1 = model(x1)\nemb2 = model(x1)", []),  # two views of one row
+        ("loss_1 = f(x1, x2)\nloss_2 = f(x2, x1)", []),
+        ("q = self.q_proj(x)\nk = self.q_proj(x)\nv = self.k_proj(x)", ["k from q_proj"]),
+        ("ref_model = load(policy_name)\npolicy_model = load(policy_name)\nref_name = 1", []),
+        ("chosen = logps[:b['chosen'].shape[0]]\nrejected = logps[len(b['chosen']):]", []),
+        ("train_rows = load(args.train_batch_size)\neval_rows = load(args.train_batch_size)\na.eval_batch_size", []),
+        ("train_a = net.train()\nval_a = net.eval()", []),
+    ],
+)  # fmt: skip
+def test_values_go_to_names_of_their_own_role(source, found):
+    """A name that both roles share is no mistake."""
+    assert told(source) == [f"exchanged: {name}" for name in found]
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("texts, labels = load()\nrandom.shuffle(texts)\nrows = Dataset(texts, labels)", ["texts without labels"]),
+        ("texts, labels = load()\nrandom.shuffle(texts)\nlabels = of(texts)\nrows = Dataset(texts, labels)", []),
+        ("texts, labels = load()\nrows = list(zip(texts, labels))\nrandom.shuffle(rows)", []),
+        ("texts, labels = load()\nshuffle(texts)\nshuffle(labels)\nrows = Dataset(texts, labels)", []),
+        ("train, val = split()\nrandom.shuffle(train)\nrows = Datasets(train, val)", []),
+        ("for a, b in c:\n    x.append(a)\n    y.append(b)\nx.sort(key=len)\nrows = zip(x, y)", ["x without y"]),
+        ("def of(x, y):\n    x = sorted(x, key=len)\n    return TensorDataset(x, y)", ["x without y"]),
+        ("x = df['a'].tolist()\ny = df['b'].tolist()\nx = random.sample(x, len(x))\nrows = {'x': x, 'y': y}",
+         ["x without y"]),
+        ("df['text'] = df['text'].sample(frac=1).values", ["df['text'] alone"]),
+        ("df['text'] = np.random.permutation(df['text'])", ["df['text'] alone"]),
+        ("df = df.sample(frac=1).reset_index()", []),
+        ("rows[place] = sorted(rows[place])", []),
+    ],
+)  # fmt: skip
+def test_lists_stay_paired(source, found):
+    """Lists that are made together, reordered one alone, and used together."""
+    assert told(source) == [f"reordered: {name}" for name in found]
+
+
+KEPT = """
+best_loss = {start}
+for epoch in range(3):
+    if val_loss {sign} best_loss:
+        best_loss = val_loss
+        best_state = {state}
+model.load_state_dict(best_state)
+"""
+
+
+@pytest.mark.parametrize(
+    ("start", "sign", "state", "found"),
+    [
+        ("float('inf')", "<", "copy.deepcopy(model.state_dict())", []),
+        ("1e9", "<", "{k: v.clone() for k, v in model.state_dict().items()}", []),
+        ("float('inf')", "<", "model.state_dict()", ["best_state is no copy of model.state_dict()"]),
+        ("float('inf')", "<", "model", ["best_state is no copy of model"]),
+        ("float('inf')", ">", "path", ["best_loss keeps the largest val_loss"]),
+        ("0.0", "<", "path", ["best_loss starts at 0, and no val_loss is smaller"]),
+        ("-np.inf", "<", "path", ["best_loss starts at -inf, and no val_loss is smaller"]),
+    ],
+)
+def test_the_best_weights_are_kept(start, sign, state, found):
+    """In a copy, by the right comparison, from a start that is worse than all."""
+    assert told(KEPT.format(start=start, sign=sign, state=state)) == [f"best: {name}" for name in found]
+
+
+def test_other_bests():
+    """An accuracy is better when it is larger; what is saved at once needs no copy; a worst row may be looked for."""
+    assert told("if acc < best_acc:\n    best_acc = acc") == ["best: best_acc keeps the smallest acc"]
+    assert told("if best_acc > acc:\n    best_acc = acc") == ["best: best_acc keeps the smallest acc"]
+    assert not told("if loss > best_worst:\n    best_worst = loss")
+    assert not told(
+        "for e in n:\n    if a > best_a:\n        best = model.state_dict()\n        torch.save(best, path)"
+    )
+
+
+TRAINED = """
+def evaluate():
+    {eval}
+    with torch.no_grad():
+        for batch in val_loader:
+            model(batch)
+
+model.train()
+for epoch in range(3):
+    {train}
+    for batch in loader:
+        model(batch).backward()
+    evaluate()
+"""
+
+
+@pytest.mark.parametrize(
+    ("into_eval", "back", "found"),
+    [
+        ("model.eval()", "model.train()", []),
+        ("model.eval()", "pass", ["model.eval() stands in the loop, and train() does not"]),
+        ("pass", "model.train()", ["model is evaluated in train mode: eval() is never called"]),
+        ("model.train(False)", "model.train()", []),
+    ],
+)
+def test_modes_are_switched(into_eval, back, found):
+    """Into eval mode for an evaluation, and back for each epoch, also where a function does it."""
+    assert told(TRAINED.format(eval=into_eval, train=back)) == [f"mode: {name}" for name in found]
+
+
+@pytest.mark.parametrize(("drops", "found"), [(0.0, 0), (0.1, 1)])
+def test_modes_matter_where_something_is_dropped(drops, found, tmp_path):
+    """Or where batches are normalised."""
+    (path := tmp_path / "train.py").write_text(TRAINED.format(eval="pass", train="pass"), encoding="utf-8")
+    begin = eval("lambda train, model: [*train(model)]", {"__file__": str(path)})
+    (seen,) = begin(read_source, nn.Dropout(drops))
+    assert [slip.kind for slip in seen.slips if slip.file == "train.py"] == ["mode"] * found

@@ -362,34 +362,3 @@ class SettingsUsual(Check):
                 usual = f"{least:g} to {most:g}" if least < most else f"{least:g}"
                 problems.append(f"{setting.where} is {value:g}, usually {usual}: {source}")
         return self.unless(problems, f"{len(settings)} settings are as usual", most=2)
-
-
-UNUSED = {
-    "variable": ("computes", "is never read"),
-    "parameter": ("is given", "is never read"),
-    "result": ("makes", "changes nothing in place, and is dropped"),
-    "option": ("is given", "is never read"),
-}
-"""Kind of an unused value to what the script does with it, and what is wrong."""
-
-
-class ValuesUsed(Check):
-    """Every mask, label, length, loss and rate that the script's code computes or is given is used.
-
-    The check reads the source of the script's own modules: variables, parameters, options of the command, and results
-    of methods that change nothing in place.
-    """
-
-    needs = frozenset({"user_code"})
-    without = (evidence.SourceRead, "the script's source cannot be read")
-    convention = "a value may be left over from an older version, or be kept for a reader"
-    meaning = """A line was lost: the prompt's length is computed, and nothing masks the prompt. Or a copied line uses
-    one of two values twice. Or a method such as masked_fill returns a new tensor, and the script drops it. Or an option
-    is parsed and passed to nothing."""
-    remedy = "Use the value, or delete the line."
-
-    def judge(self, trace: Trace) -> Finding:
-        seen = trace.one(evidence.SourceRead)
-        told = ((value, *UNUSED[value.kind]) for value in seen.unused)
-        problems = [f"{value.file}:{value.line} {does} {value.name}, which {wrong}" for value, does, wrong in told]
-        return self.unless(problems, f"{seen.files} files use what they compute", most=3, compared=seen.files)

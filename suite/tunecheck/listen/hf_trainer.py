@@ -27,10 +27,10 @@ from tunecheck.listen.optimizers import without_rate
 from tunecheck.listen.options import Options
 from tunecheck.listen.preferences import answers_rated, declares_pairs, declares_ratings, pairs_of
 from tunecheck.listen.premises import adds_to_loss
+from tunecheck.listen.source import read_source
 from tunecheck.listen.trained_model import device_of, objective_of
 from tunecheck.listen.twice import keep_out_of_its_folders, keeps_checkpoint
 from tunecheck.listen.unheard import listened
-from tunecheck.listen.unused_values import unused_values
 from tunecheck.listen.user_code import of_trainer, overrides
 from tunecheck.probes.reference.measures import digests
 from tunecheck.training.data import IGNORED
@@ -218,7 +218,7 @@ class TrainerListener(Listener):
             found = hf_declared.session(self, kwargs, state)
             unknown = self.own_optimizer and not found.run.holds(Premise.UPDATE_RULE_KNOWN)
             self.begin(found, "" if unknown else hf_declared.declared_optimizer(self.trainer))
-            self.emit(*of_trainer(self.trainer), *unused_values(), *hf_declared.declarations(self, state))
+            self.emit(*of_trainer(self.trainer), *read_source(model), *hf_declared.declarations(self, state))
             self.look(EvaluationRows, lambda: shared_rows(self.trainer))
         self.step = state.global_step - self.first
         if declares_pairs(self.trainer.train_dataset):

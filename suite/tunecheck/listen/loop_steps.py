@@ -26,9 +26,9 @@ from tunecheck.listen.optimizers import HEARD, OtherOptimizers, Schedules, highe
 from tunecheck.listen.options import rank_and_processes
 from tunecheck.listen.policy_loss import penalties_of
 from tunecheck.listen.settings import settings_of
+from tunecheck.listen.source import read_source
 from tunecheck.listen.trained_model import anchor_of, device_of, is_causal, objective_of, only_tokenizer, shared_loaders
 from tunecheck.listen.unheard import listened
-from tunecheck.listen.unused_values import unused_values
 from tunecheck.listen.user_code import UserWrites, is_held, of_caller
 from tunecheck.models.layer_names import as_written, decoder_of
 from tunecheck.training.data import Batch
@@ -128,7 +128,7 @@ class LoopSteps(Listener):
         held = {"tokenizer": tokenizer or only_tokenizer(), "entry": entry, "cast": self.autocast}
         session = session_of(run, model, self.window, optimizer=optimizer, autocast=within is not None, **held)
         self.begin(session, "AdamW" if run.holds(Premise.UPDATE_RULE_KNOWN) else "")
-        self.emit(*of_caller(), *unused_values(), *shared_loaders(), settings_of(model, self.optimizers))
+        self.emit(*of_caller(), *read_source(model), *shared_loaders(), settings_of(model, self.optimizers))
         gc.callbacks.append(self._collecting)
         hooks.callback(gc.callbacks.remove, self._collecting)
         if run.holds(Premise.TRAINED_UNWRITTEN):

@@ -33,14 +33,15 @@ class SettingsGiven(Record):
     settings: tuple[Setting, ...]
 
 
-UnusedKind = Literal["variable", "parameter", "result", "option"]
+SlipKind = Literal["variable", "parameter", "result", "option", "exchanged", "reordered", "best", "mode"]
 
 
-class UnusedValue(Frozen):
-    """What a script's source computes, or is given, and never uses."""
+class Slip(Frozen):
+    """What a script's source does by mistake, as its text tells."""
 
-    kind: UnusedKind
+    kind: SlipKind
     name: str
+    """What is never used, or what is wrong, in names of the source."""
     file: str
     line: int
 
@@ -49,7 +50,7 @@ class SourceRead(Record):
     """The script's own modules, as far as they could be read."""
 
     files: int
-    unused: tuple[UnusedValue, ...]
+    slips: tuple[Slip, ...]
 
 
 class Rates(Record):

@@ -1,23 +1,12 @@
-"""What the script's own source computes and never uses. Reads files alone, and runs nothing of them."""
+"""What the script's own source computes and never uses."""
 
 import ast
 import re
 import sys
-import warnings
-from collections import deque
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
-from itertools import islice
-from pathlib import Path
-from traceback import walk_stack
-from types import FunctionType, ModuleType
-from typing import Any
+from collections.abc import Iterator
 
-from tunecheck.core.evidence import SourceRead, UnusedKind, UnusedValue
-from tunecheck.listen.user_code import is_users
-
-MOST_FILES, MOST_BYTES = 24, 1 << 17
-"""Modules of the script's own that are read, the nearest to the training, and the size of each."""
+from tunecheck.core.evidence import SlipKind
+from tunecheck.listen.source.tree import Found, Function, Trees, names_read
 
 
 def _words(*words: str) -> re.Pattern[str]:
@@ -47,86 +36,25 @@ CALLED = {"step", "zero_grad", "backward", "train", "eval", "update"}
 """Methods that do nothing without their parentheses."""
 BASES = {"object", "Module", "Dataset", "IterableDataset", "ABC"}
 """Bases of classes that do not say what their methods are given."""
-Function = ast.FunctionDef | ast.AsyncFunctionDef
-Found = Iterator[tuple[UnusedKind, str, int]]
-"""Kind of each unused value, its name and its line."""
+Unused = Iterator[tuple[SlipKind, str, int]]
 
 
-def unused_values() -> Iterator[SourceRead]:
-    """Yield what the script's own modules that train, and those that they import, compute without using it."""
-    trees = dict[str, ast.Module]()
-    for file in islice(_files(frame.f_globals for frame, _ in walk_stack(sys._getframe(1))), MOST_FILES):
-        # it may be of another Python, or changed since; what a parser warns of is not the training's to say
-        with suppress(OSError, SyntaxError, ValueError, RecursionError), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            text = Path(file).read_bytes()
-            trees[file] = ast.parse(text if len(text) <= MOST_BYTES else b"")
-    if trees:
-        yield SourceRead(files=len(trees), unused=tuple(_of_trees(trees)))
+def unused(trees: Trees) -> Iterator[Found]:
+    """Yield what the files compute, or are given, without using it."""
+    owners = {id(part): kind for _, kind in trees if isinstance(kind, ast.ClassDef) for part in kind.body}
+    for file, scope, nodes in trees.scopes:
+        found: list[Unused] = []
+        if isinstance(scope, ast.Module):
+            found = [_assigned(nodes, trees.read)]
+        elif not (read := {*names_read(scope)}) & {"locals", "exec", "eval"}:
+            found = [_assigned(nodes, read), _parameters(scope, read, owners.get(id(scope)))]
+        found += [_dropped(node) for node in nodes if isinstance(node, ast.Expr)]
+        found += [_options(node, trees.read) for node in nodes if isinstance(node, ast.Call)]
+        yield from ((kind, name, file, line) for rule in found for kind, name, line in rule)
 
 
-def _files(namespaces: Iterable[dict[str, Any]]) -> Iterator[str]:
-    """Yield the files of these modules of the script's, and of what they import."""
-    seen, waiting = set[str](), deque(namespaces)
-    while waiting:
-        held = waiting.popleft()
-        file = str(held.get("__file__") or "")
-        if file in seen or not file.endswith(".py") or not is_users(file):
-            continue
-        seen.add(file)
-        yield file
-        for value in [*held.values()]:  # by their types: an attribute of an object, as a proxy, may run anything
-            if issubclass(type(value), ModuleType | FunctionType | type):
-                name = value.__name__ if issubclass(type(value), ModuleType) else value.__module__
-                waiting.append(vars(sys.modules[name]) if name in sys.modules else {})
-
-
-def _of_trees(trees: dict[str, ast.Module]) -> Iterator[UnusedValue]:
-    read = {name for tree in trees.values() for name in _read(tree)}
-    for file, tree in trees.items():
-        held = {id(method): kind for kind in ast.walk(tree) if isinstance(kind, ast.ClassDef) for method in kind.body}
-        for node in ast.walk(tree):
-            for kind, name, line in _of_node(node, read, held.get(id(node))):
-                yield UnusedValue(kind=kind, name=name, file=Path(file).name, line=line)
-
-
-def _of_node(node: ast.AST, read: set[str], owner: ast.ClassDef | None) -> Found:
-    if isinstance(node, Function) and not (used := {*_read(node)}) & {"locals", "exec", "eval"}:
-        yield from _assigned(node, used)
-        yield from _parameters(node, used, owner)
-    elif isinstance(node, ast.Module):
-        yield from _assigned(node, read)
-    elif isinstance(node, ast.Expr):
-        yield from _dropped(node)
-    elif isinstance(node, ast.Call):
-        yield from _options(node, read)
-
-
-def _read(tree: ast.AST) -> Iterator[str]:
-    """Yield all names that are read, of variables, attributes and columns, and those that are declared outside."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name | ast.Attribute) and not isinstance(node.ctx, ast.Store):
-            yield node.id if isinstance(node, ast.Name) else node.attr
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield node.value
-        elif isinstance(node, ast.Global | ast.Nonlocal):
-            yield from node.names
-        elif isinstance(node, ast.alias):
-            yield node.name
-        elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
-            yield node.target.id
-
-
-def _within(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield what belongs to a function or a module itself, and not to those inside."""
-    for child in ast.iter_child_nodes(node):
-        yield child
-        if not isinstance(child, Function | ast.Lambda | ast.ClassDef):
-            yield from _within(child)
-
-
-def _assigned(scope: ast.AST, used: set[str]) -> Found:
-    for node in _within(scope):
+def _assigned(nodes: list[ast.AST], used: set[str]) -> Unused:
+    for node in nodes:
         targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.For) else []
         for target in targets:
             alone = isinstance(target, ast.Name)
@@ -136,7 +64,7 @@ def _assigned(scope: ast.AST, used: set[str]) -> Found:
                     yield "variable", name.id, name.lineno
 
 
-def _parameters(function: Function, used: set[str], owner: ast.ClassDef | None) -> Found:
+def _parameters(function: Function, used: set[str], owner: ast.ClassDef | None) -> Unused:
     bases = {ast.unparse(base).rpartition(".")[2] for base in owner.bases} if owner else set[str]()
     stub = all(isinstance(statement, ast.Pass | ast.Raise | ast.Expr) for statement in function.body)
     if function.decorator_list or stub or not bases <= BASES:
@@ -146,7 +74,7 @@ def _parameters(function: Function, used: set[str], owner: ast.ClassDef | None) 
             yield "parameter", given.arg, given.lineno
 
 
-def _dropped(statement: ast.Expr) -> Found:
+def _dropped(statement: ast.Expr) -> Unused:
     call = statement.value
     method = call.func if isinstance(call, ast.Call) else None
     if isinstance(method, ast.Attribute) and not IN_PLACE.search(ast.unparse(call)):
@@ -157,7 +85,7 @@ def _dropped(statement: ast.Expr) -> Found:
         yield "result", ast.unparse(call), call.lineno
 
 
-def _options(call: ast.Call, read: set[str]) -> Found:
+def _options(call: ast.Call, read: set[str]) -> Unused:
     """Yield an option that the command gives and that nothing reads; all are read where they are passed on whole."""
     if not isinstance(call.func, ast.Attribute) or call.func.attr != "add_argument":
         return
