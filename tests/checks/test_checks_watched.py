@@ -165,6 +165,7 @@ MEANT = {
     ("lists_stay_paired", "texts shuffled alone"),
     ("best_weights_kept", "the largest loss"),
     ("modes_switched", "no way back"),
+    ("loss_terms_whole", "a number in a sum"),
     ("settings_usual", "a share that is kept"),
     ("settings_usual", "betas exchanged"),
     ("settings_usual", "norms decay"),
@@ -660,6 +661,9 @@ FAULTS = {
     },
     "best_weights_kept": {
         "the largest loss": lambda: watched(source(best="best_loss keeps the largest val_loss")),
+    },
+    "loss_terms_whole": {
+        "a number in a sum": lambda: watched(source(term="adds reg_loss.item(), which has no gradient")),
     },
     "modes_switched": {
         "no way back": lambda: watched(source(mode="model.eval() stands in the loop, and train() does not")),

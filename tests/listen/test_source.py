@@ -102,7 +102,7 @@ def test_sources_that_cannot_be_read_are_left_out(tmp_path, monkeypatch):
 
 def told(source):
     """What the rules find in this source, but for values that are never used."""
-    kinds = ("exchanged", "reordered", "best", "mode")
+    kinds = ("exchanged", "reordered", "best", "mode", "term")
     return [f"{slip.kind}: {slip.name}" for slip in slips({"train.py": ast.parse(source)}) if slip.kind in kinds]
 
 
@@ -164,6 +164,12 @@ class Layer:
         ("ref_model = load(policy_name)\npolicy_model = load(policy_name)\nref_name = 1", []),
         ("chosen = logps[:b['chosen'].shape[0]]\nrejected = logps[len(b['chosen']):]", []),
         ("train_rows = load(args.train_batch_size)\neval_rows = load(args.train_batch_size)\na.eval_batch_size", []),
+        ("f1_score(labels, preds)", []),
+        ("f1_score(preds, labels)", ["predictions from labels"]),
+        ("metric.compute(predictions=labels, references=preds)", ["references from preds"]),
+        ("pseudo_labels = preds", []),
+        ("start = ce(start_logits, start_at)\nend = ce(end_logits, start_at)\nend_at = 1", ["end from start_at"]),
+        ("actor_opt = Adam(actor)\ncritic_opt = Adam(actor)\ncritic = 1", ["critic_opt from actor"]),
         ("train_a = net.train()\nval_a = net.eval()", []),
     ],
 )  # fmt: skip
@@ -269,3 +275,27 @@ def test_modes_matter_where_something_is_dropped(drops, found, tmp_path):
     begin = eval("lambda train, model: [*train(model)]", {"__file__": str(path)})
     (seen,) = begin(read_source, nn.Dropout(drops))
     assert [slip.kind for slip in seen.slips if slip.file == "train.py"] == ["mode"] * found
+
+
+DISTILLED = """
+def loss_of(student_logits, teacher_logits, temperature):
+    return kl(F.log_softmax(student_logits / temperature, -1), F.softmax(teacher_logits{}, -1))
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("loss = ce + 0.1 * reg_loss\nloss.backward()", []),
+        ("loss = ce + 0.1 * reg_loss.item()\nloss.backward()", ["adds reg_loss.item(), which has no gradient"]),
+        ("loss += kl_loss.detach()\naccelerator.backward(loss)", ["adds kl_loss.detach(), which has no gradient"]),
+        ("loss = a_loss / a_loss.detach() + b_loss\nloss.backward()", []),
+        ("loss = a_loss + b_loss.detach() * c_loss\nloss.backward()", []),
+        ("total += loss.item()\nloss.backward()", []),
+        (DISTILLED.format(" / temperature"), []),
+        (DISTILLED.format(""), ["softens the student by a temperature, and the teacher without"]),
+    ],
+)
+def test_terms_of_a_loss_are_whole(source, found):
+    """A ratio of losses may be a number, and so may what is logged."""
+    assert told(source) == [f"term: {name}" for name in found]

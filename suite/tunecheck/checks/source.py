@@ -118,3 +118,21 @@ class ModesSwitched(Check):
 
     def judge(self, trace: Trace) -> Finding:
         return _judged(self, trace, {"mode": "leaves a mode wrong: {}"}, "switch modes")
+
+
+class LossTermsWhole(Check):
+    """Each term of the loss keeps its gradient, and a student and its teacher are softened alike.
+
+    The check reads the source of the script's own modules: sums that are differentiated, and both softmaxes of a
+    distillation.
+    """
+
+    needs = NEEDS
+    without = WITHOUT
+    convention = "a term may be logged within the loss, or one side may be sharpened"
+    meaning = """A term is added as a number, by item() or detach(), so that nothing learns from it. Or the temperature
+    divides the scores of the student alone."""
+    remedy = "Add the tensor itself. Divide the scores of both models by the temperature."
+
+    def judge(self, trace: Trace) -> Finding:
+        return _judged(self, trace, {"term": "{}"}, "keep their losses whole")

@@ -33,7 +33,7 @@ class SettingsGiven(Record):
     settings: tuple[Setting, ...]
 
 
-SlipKind = Literal["variable", "parameter", "result", "option", "exchanged", "reordered", "best", "mode"]
+SlipKind = Literal["variable", "parameter", "result", "option", "exchanged", "reordered", "best", "mode", "term"]
 
 
 class Slip(Frozen):

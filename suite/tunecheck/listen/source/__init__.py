@@ -22,12 +22,15 @@ from tunecheck.listen.source.exchanged import exchanged
 from tunecheck.listen.source.kept import best_kept
 from tunecheck.listen.source.modes import modes_switched
 from tunecheck.listen.source.reordered import reordered
+from tunecheck.listen.source.terms import loss_terms
 from tunecheck.listen.source.tree import Found, Trees
 from tunecheck.listen.source.unused import unused
 from tunecheck.listen.user_code import is_users
 from tunecheck.training.restore import dropouts
 
-RULES: tuple[Callable[[Trees], Iterator[Found]], ...] = (unused, exchanged, reordered, best_kept, modes_switched)
+RULES: tuple[Callable[[Trees], Iterator[Found]], ...] = (
+    *(unused, exchanged, reordered, best_kept, modes_switched, loss_terms),
+)
 MOST_FILES, MOST_BYTES = 24, 1 << 17
 """Modules of the script's own that are read, the nearest to the training, and the size of each."""
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from tunecheck.listen.source.tree import Found, Function, Trees, name_of, words
 
-CHOSEN, TRAINED, OTHERS = "chosen", "train", "1"
+CHOSEN, TRAINED, PREDICTED, OTHERS = "chosen", "train", "predicted", "1"
 ROLES = {
     CHOSEN: ("chosen win winner preferred accepted", "rejected lose loser"),
     TRAINED: ("train training trn", "val valid validation dev eval test"),
@@ -21,6 +21,17 @@ ROLES = {
     "query": ("query question", "passage doc document answer"),
     "source": ("src source", "tgt trg target"),
     "encoder": ("encoder enc", "decoder dec"),
+    "anchor": ("anchor", "positive pos"),
+    "actor": ("actor", "critic"),
+    "start": ("start", "end"),
+    "premise": ("premise", "hypothesis"),
+    "image": ("image img images", "text txt texts caption captions"),
+    "user": ("user", "item"),
+    "real": ("real", "fake"),
+    PREDICTED: (
+        "pred preds predictions logits outputs hyps",
+        "label labels true gold targets refs references",
+    ),
     OTHERS: ("1", "2"),
     "q": ("q", "k"),
     "k": ("k", "v"),
@@ -30,12 +41,18 @@ SIDES = {
     family: {word: side for side, told in enumerate(both) for word in told.split()} for family, both in ROLES.items()
 }
 ALIASED = TRAINED, CHOSEN, "student", "policy", "positive"
-"""Roles whose plain copies are not given the other's name on purpose."""
+PASSED = CHOSEN, "student", "policy", "positive", PREDICTED
+"""Roles whose plain copies are not given the other's name on purpose, as variables and as arguments."""
 HARMLESS = {
     *("batch", "size", "bs", "workers", "steps", "step", "len", "length", "num", "dir", "path", "config", "args"),
     *("name", "id", "key", "type", "task", "index", "time"),
 }
 """Words of what two roles often share."""
+METRICS = {
+    *("precision_score", "recall_score", "f1_score", "fbeta_score", "precision_recall_fscore_support"),
+    *("classification_report", "roc_auc_score", "confusion_matrix", "average_precision_score"),
+}
+"""Functions of scikit-learn and seqeval, whose labels come before the predictions."""
 SHARED = HARMLESS | {"model"}
 """Words of names that are often given what another role has: a reference begins as the policy."""
 SPLITS = {"split", "select", "take", "skip", "sample", "head", "iloc", "random", "subset", "slice", "islice", "filter"}
@@ -53,8 +70,8 @@ class Bound(NamedTuple):
     name: str
     value: ast.expr
     line: int
-    own: bool = False
-    """Whether it is a parameter of the script's own functions: one of them may evaluate on training's rows, too."""
+    passed: bool = False
+    """Whether it is a parameter of a function, which may be told to evaluate on training's rows, too."""
 
 
 def exchanged(trees: Trees) -> Iterator[Found]:
@@ -84,9 +101,11 @@ def _bound(node: ast.AST, trees: Trees) -> Iterator[list[Bound]]:
         yield [Bound(name_of(k), v, v.lineno) for k, v in zip(node.keys, node.values, strict=True) if name_of(k)]
     elif isinstance(node, ast.Call):
         called = trees.functions.get(name_of(node.func), [])
-        yield [Bound(k.arg, k.value, k.value.lineno, bool(called)) for k in node.keywords if k.arg]
-        if len(called) == 1 and not any(isinstance(given, ast.Starred) for given in node.args):
-            names = [given.arg for given in called[0].args.args]
+        passed = bool(called) or name_of(node.func) == "compute"
+        yield [Bound(k.arg, k.value, k.value.lineno, passed) for k in node.keywords if k.arg]
+        names = ["labels", "predictions"] if name_of(node.func) in METRICS and not called else []
+        if not any(isinstance(given, ast.Starred) for given in node.args):
+            names = names or [given.arg for function in called[:1] if len(called) == 1 for given in function.args.args]
             names = names[1:] if names[:1] in (["self"], ["cls"]) else names
             yield [Bound(name, v, v.lineno, True) for name, v in zip(names, node.args, strict=False)]
 
@@ -159,15 +178,15 @@ def _counterpart(name: str, sides: dict[str, int], trees: Trees) -> bool:
 
 def _aliases(group: list[Bound], trees: Trees) -> Iterator[tuple[str, int]]:
     """Yield plain copies under the other role's name, and data of a validation that are made of training's alone."""
-    for name, value, line, own_function in group:
-        for family in ALIASED[own_function:]:
+    for name, value, line, passed in group:
+        for family in PASSED if passed else ALIASED:
             sides = SIDES[family]
             own = {sides[word] for word in words(name) if word in sides}
             held = name_of(_plain(value))
             theirs = {sides[word] for word in words(held) if word in sides}
             if len(own) == 1 and theirs == {1 - own.pop()} and not HARMLESS & {*words(held)} | SHARED & {*words(name)}:
                 yield f"{name} from {held}", line
-        if isinstance(value, ast.Call) and not own_function:
+        if isinstance(value, ast.Call) and not passed:
             yield from _of_training(name, value, line, trees)
 
 

@@ -25,7 +25,7 @@ COUNTED = _words("seq", "max", "min", "best", "batch", "total", "num", "n", "ori
 RETURNS = {
     *("masked_fill", "clamp", "detach", "view", "reshape", "squeeze", "unsqueeze", "transpose", "permute", "roll"),
     *("flip", "log_softmax", "softmax", "strip", "lower", "remove_columns", "rename_column", "train_test_split"),
-    *("fillna", "dropna", "reset_index"),
+    *("fillna", "dropna", "reset_index", "merge_and_unload"),
 }
 OF_DATA, DATA = {"shuffle", "filter", "map", "select"}, re.compile(r"(?i)data|ds\b|set\b|train|val|test|split")
 """Methods of tensors, strings and tables that return what they make, and change nothing; and those of data sets, which
