@@ -40,9 +40,10 @@ ROLES = {
 SIDES = {
     family: {word: side for side, told in enumerate(both) for word in told.split()} for family, both in ROLES.items()
 }
-ALIASED = TRAINED, CHOSEN, "student", "policy", "positive"
-PASSED = CHOSEN, "student", "policy", "positive", PREDICTED
-"""Roles whose plain copies are not given the other's name on purpose, as variables and as arguments."""
+PASSED = CHOSEN, "student", "policy", "positive"
+ALIASED = TRAINED, *PASSED
+"""Roles whose plain copies are not given the other's name on purpose, as arguments and as variables: one function may
+evaluate on the training's rows, too."""
 HARMLESS = {
     *("batch", "size", "bs", "workers", "steps", "step", "len", "length", "num", "dir", "path", "config", "args"),
     *("name", "id", "key", "type", "task", "index", "time"),
@@ -50,9 +51,9 @@ HARMLESS = {
 """Words of what two roles often share."""
 METRICS = {
     *("precision_score", "recall_score", "f1_score", "fbeta_score", "precision_recall_fscore_support"),
-    *("classification_report", "roc_auc_score", "confusion_matrix", "average_precision_score"),
+    *("classification_report", "roc_auc_score", "confusion_matrix", "average_precision_score", "compute"),
 }
-"""Functions of scikit-learn and seqeval, whose labels come before the predictions."""
+"""Functions of scikit-learn and seqeval, whose labels come before the predictions, and a method by keyword."""
 SHARED = HARMLESS | {"model"}
 """Words of names that are often given what another role has: a reference begins as the policy."""
 SPLITS = {"split", "select", "take", "skip", "sample", "head", "iloc", "random", "subset", "slice", "islice", "filter"}
@@ -70,8 +71,8 @@ class Bound(NamedTuple):
     name: str
     value: ast.expr
     line: int
-    passed: bool = False
-    """Whether it is a parameter of a function, which may be told to evaluate on training's rows, too."""
+    copied: tuple[str, ...] = ALIASED
+    """The roles of which it may be no plain copy."""
 
 
 def exchanged(trees: Trees) -> Iterator[Found]:
@@ -101,13 +102,14 @@ def _bound(node: ast.AST, trees: Trees) -> Iterator[list[Bound]]:
         yield [Bound(name_of(k), v, v.lineno) for k, v in zip(node.keys, node.values, strict=True) if name_of(k)]
     elif isinstance(node, ast.Call):
         called = trees.functions.get(name_of(node.func), [])
-        passed = bool(called) or name_of(node.func) == "compute"
-        yield [Bound(k.arg, k.value, k.value.lineno, passed) for k in node.keywords if k.arg]
-        names = ["labels", "predictions"] if name_of(node.func) in METRICS and not called else []
+        measures = name_of(node.func) in METRICS and not called
+        copied = (PREDICTED,) if measures else PASSED if called else ALIASED
+        yield [Bound(k.arg, k.value, k.value.lineno, copied) for k in node.keywords if k.arg]
+        names = ["labels", "predictions"] if measures else []
         if not any(isinstance(given, ast.Starred) for given in node.args):
             names = names or [given.arg for function in called[:1] if len(called) == 1 for given in function.args.args]
             names = names[1:] if names[:1] in (["self"], ["cls"]) else names
-            yield [Bound(name, v, v.lineno, True) for name, v in zip(names, node.args, strict=False)]
+            yield [Bound(name, v, v.lineno, copied) for name, v in zip(names, node.args, strict=False)]
 
 
 def _siblings(group: list[Bound], trees: Trees) -> Iterator[tuple[str, int]]:
@@ -178,15 +180,15 @@ def _counterpart(name: str, sides: dict[str, int], trees: Trees) -> bool:
 
 def _aliases(group: list[Bound], trees: Trees) -> Iterator[tuple[str, int]]:
     """Yield plain copies under the other role's name, and data of a validation that are made of training's alone."""
-    for name, value, line, passed in group:
-        for family in PASSED if passed else ALIASED:
+    for name, value, line, copied in group:
+        for family in copied:
             sides = SIDES[family]
             own = {sides[word] for word in words(name) if word in sides}
             held = name_of(_plain(value))
             theirs = {sides[word] for word in words(held) if word in sides}
             if len(own) == 1 and theirs == {1 - own.pop()} and not HARMLESS & {*words(held)} | SHARED & {*words(name)}:
                 yield f"{name} from {held}", line
-        if isinstance(value, ast.Call) and not passed:
+        if isinstance(value, ast.Call) and copied == ALIASED:
             yield from _of_training(name, value, line, trees)
 
 
