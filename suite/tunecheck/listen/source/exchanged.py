@@ -148,17 +148,14 @@ def _compared(family: str, one: Bound, other: Bound, trees: Trees) -> Iterator[t
 
 def _shape(value: ast.expr, sides: dict[str, int]) -> tuple[list[str], list[tuple[int, str]]]:
     """Return an expression without the words of roles, and these words' sides with the names that hold them."""
-    shape, found = [], []
-    modes = {id(node.func) for node in ast.walk(value) if isinstance(node, ast.Call)}
-    sizes = [
-        node for node in ast.walk(value) if name_of(node) == "shape" or name_of(getattr(node, "func", None)) == "len"
-    ]
+    shape, found, nodes = [], [], [*ast.walk(value)]
+    modes = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
+    sizes = [node for node in nodes if name_of(node) == "shape" or name_of(getattr(node, "func", node)) == "len"]
     sized = {id(part) for node in sizes for part in ast.walk(node)}
-    for node in ast.walk(value):
+    for node in nodes:
         shape.append(type(node).__name__)
-        name = "" if isinstance(node, ast.Subscript) else name_of(node)
-        if id(node) in sized or (name in ("train", "eval", "test") and id(node) in modes):
-            name = ""
+        name = "" if isinstance(node, ast.Subscript) or id(node) in sized else name_of(node)
+        name = "" if name in ("train", "eval", "test") and id(node) in modes else name
         for word in words(name):
             shape.append("" if word in sides else word)
             if word in sides:
@@ -170,12 +167,9 @@ def _shape(value: ast.expr, sides: dict[str, int]) -> tuple[list[str], list[tupl
 
 def _counterpart(name: str, sides: dict[str, int], trees: Trees) -> bool:
     """Return whether a name of the other role is in the script, so that this one is no common thing."""
-    for word in words(name):
-        if word in sides:
-            return any(
-                name.lower().replace(word, other) in trees.lower_names for other in sides if sides[other] != sides[word]
-            )
-    return False
+    told = next(word for word in words(name) if word in sides)
+    others = (other for other, side in sides.items() if side != sides[told])
+    return any(name.lower().replace(told, other) in trees.lower_names for other in others)
 
 
 def _aliases(group: list[Bound], trees: Trees) -> Iterator[tuple[str, int]]:
@@ -211,8 +205,10 @@ def _of_training(name: str, call: ast.Call, line: int, trees: Trees) -> Iterator
         return
     given = [*call.args, *(keyword.value for keyword in call.keywords)]
     names = [held for value in given if (held := name_of(value)) and {*words(held)} & OF_DATA]
-    told = {sides.get(word) for held in names for word in words(held)} - {None}
-    if told == {0} and all(_counterpart(held, sides, trees) for held in names if {*words(held)} & sides.keys()):
+    told = [held for held in names if {*words(held)} & sides.keys()]
+    if {sides[word] for held in told for word in words(held) if word in sides} == {0} and all(
+        _counterpart(held, sides, trees) for held in told
+    ):
         yield f"{name} from {', '.join(names)}", line
 
 

@@ -15,30 +15,31 @@ def loss_terms(trees: Trees) -> Iterator[Found]:
     """Yield numbers in a sum that is differentiated, and a temperature of the student alone."""
     for file, _, nodes in trees.scopes:
         calls = [node for node in nodes if isinstance(node, ast.Call)]
-        passes = [call for call in calls if name_of(call.func) == "backward" and isinstance(call.func, ast.Attribute)]
-        learnt = {ast.unparse(held) for call in passes for held in (call.func.value, *call.args)}  # type: ignore[attr-defined]
+        passes = [call for call in calls if name_of(call.func) == "backward"]
+        learnt = {ast.unparse(held) for call in passes for held in (getattr(call.func, "value", call), *call.args)}
         for node in nodes:
-            target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
-            if isinstance(node, ast.Assign | ast.AugAssign) and target and ast.unparse(target) in learnt:
-                added = [node.value] if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add) else []
-                for term in (term for each in added or _addends(node.value) for term in _factors(each)):
-                    if _is_number(term):
-                        yield "term", f"adds {ast.unparse(term)}, which has no gradient", file, node.lineno
-        softened = [_sides(call) for call in calls if name_of(call.func) in SOFTMAX and call.args]
-        divided = {side for sides, warm in softened if warm for side in sides}
-        if divided == {0} and any(sides == {1} and not warm for sides, warm in softened):
-            line = next(call.lineno for call in calls if name_of(call.func) in SOFTMAX and _sides(call) == ({1}, False))
-            yield "term", "softens the student by a temperature, and the teacher without", file, line
+            if isinstance(node, ast.Assign | ast.AugAssign) and learnt & {*map(ast.unparse, _targets(node))}:
+                sums = [node.value] if isinstance(node, ast.AugAssign) else _addends(node.value)
+                for term in (term for each in sums for term in _factors(each) if _is_number(term)):
+                    yield "term", f"adds {ast.unparse(term)}, which has no gradient", file, node.lineno
+        softened = [
+            (_sides(call.args[0]), call.lineno) for call in calls if name_of(call.func) in SOFTMAX and call.args
+        ]
+        divided = {side for (sides, warm), _ in softened if warm for side in sides}
+        cold = [line for told, line in softened if told == ({1}, False)]
+        if divided == {0} and cold:
+            yield "term", "softens the student by a temperature, and the teacher without", file, cold[0]
+
+
+def _targets(node: ast.Assign | ast.AugAssign) -> list[ast.expr]:
+    return node.targets if isinstance(node, ast.Assign) else [node.target]
 
 
 def _addends(value: ast.expr) -> list[ast.expr]:
+    """Return the terms of a sum; none of what is no sum."""
     if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add | ast.Sub):
-        return [*_parts(value.left), *_parts(value.right)]
+        return [term for side in (value.left, value.right) for term in _addends(side) or [side]]
     return []
-
-
-def _parts(value: ast.expr) -> list[ast.expr]:
-    return _addends(value) or [value]
 
 
 def _factors(value: ast.expr) -> list[ast.expr]:
@@ -53,8 +54,7 @@ def _is_number(value: ast.expr) -> bool:
     return called in ("item", "detach") and bool(LOSSES & {*words(ast.unparse(value))})
 
 
-def _sides(call: ast.Call) -> tuple[set[int], bool]:
+def _sides(value: ast.expr) -> tuple[set[int], bool]:
     """Return whether the student (0) or the teacher (1) is softened, and whether by a temperature."""
-    names = {word for node in ast.walk(call.args[0]) for word in words(name_of(node))}
-    sides = {side for word, side in SIDES["student"].items() if word in names}
-    return sides, bool(names & TEMPERATURES)
+    names = {word for node in ast.walk(value) for word in words(name_of(node))}
+    return {side for word, side in SIDES["student"].items() if word in names}, bool(names & TEMPERATURES)
