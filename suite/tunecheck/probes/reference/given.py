@@ -238,10 +238,12 @@ def prompts_share(rows: Collection[tuple[int, ...] | None]) -> float:
     """Return which share of rows that are learned whole stands in front of a template's end; 0 without one.
 
     None stands for a row that is not. A template's beginning stands at one place in all rows, and behind a mark of the
-    end nothing differs.
+    end nothing differs. A prompt in front of two answers that are compared teaches nothing.
     """
     texts = [row for row in dict.fromkeys(rows) if row is not None] if None not in rows else []
     told = [ends for ends in _template_ends(texts) if len({*ends}) > 1]
+    prompts = ({text[:end] for text, end in zip(texts, ends, strict=True)} for ends in told)
+    told = [ends for ends, distinct in zip(told, prompts, strict=True) if 2 * len(distinct) > len(texts)]
     behind = ([text[end:] for text, end in zip(texts, ends, strict=True)] for ends in told)
     # padding that is attended to may follow the mark of an end
     told = [ends for ends, tails in zip(told, behind, strict=True) if in_common(*tails) < min(map(len, tails))]
