@@ -12,6 +12,9 @@ from torch import nn
 from tunecheck.listen.source import read_source, slips
 
 
+IDLE = "accumulate() of an Accelerator without gradient_accumulation_steps"
+
+
 def read(tmp_path, monkeypatch, *sources, options=()):
     """Have the last of these sources be what trains; return what they do not use, by kind and name."""
     monkeypatch.setattr(sys, "argv", ["train.py", *options])
@@ -50,6 +53,11 @@ def read(tmp_path, monkeypatch, *sources, options=()):
         ("def rows(x):\n    x.masked_fill(x, -100)\n    return x", [("result", "x.masked_fill(...)")]),
         ("def rows(x):\n    x = x.masked_fill(x, -100)\n    return x", []),
         ("def rows(x):\n    random.shuffle(x)\n    x.fillna(0, inplace=True)\n    return x", []),
+        ("torch.no_grad()\nscores = model(x)", [("result", "torch.no_grad(...)")]),
+        ("a = Accelerator()\nwith a.accumulate(model): ...", [("idle", IDLE)]),
+        ("a = Accelerator(gradient_accumulation_steps=n)\nwith a.accumulate(model): ...", []),
+        ("a = Accelerator(**given)\nwith a.accumulate(model): ...", []),
+        ("a = Accelerator()\nwith torch.no_grad(): ...", []),
         ("train_data.shuffle(seed=1)", [("result", "train_data.shuffle(...)")]),
         ("hooks.detach()\ndraw.shuffle(rows)\nself.detach()", []),
         ("optimizer.step", [("result", "optimizer.step")]),

@@ -44,6 +44,7 @@ class ValuesUsed(Check):
             "parameter": "is given {}, which is never read",
             "result": "makes {}, which changes nothing in place, and is dropped",
             "option": "is given {}, which is never read",
+            "idle": "calls {}, which does nothing",
         }
         return _judged(self, trace, told, "use what they compute")
 

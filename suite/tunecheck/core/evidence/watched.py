@@ -33,7 +33,9 @@ class SettingsGiven(Record):
     settings: tuple[Setting, ...]
 
 
-SlipKind = Literal["variable", "parameter", "result", "option", "exchanged", "reordered", "best", "mode", "term"]
+SlipKind = Literal[
+    "variable", "parameter", "result", "option", "exchanged", "reordered", "best", "mode", "term", "idle"
+]
 
 
 class Slip(Frozen):

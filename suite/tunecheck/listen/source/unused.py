@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 
 from tunecheck.core.evidence import SlipKind
-from tunecheck.listen.source.tree import Found, Function, Trees, names_read
+from tunecheck.listen.source.tree import Found, Function, Trees, name_of, names_read
 
 
 def _words(*words: str) -> re.Pattern[str]:
@@ -25,7 +25,7 @@ COUNTED = _words("seq", "max", "min", "best", "batch", "total", "num", "n", "ori
 RETURNS = {
     *("masked_fill", "clamp", "detach", "view", "reshape", "squeeze", "unsqueeze", "transpose", "permute", "roll"),
     *("flip", "log_softmax", "softmax", "strip", "lower", "remove_columns", "rename_column", "train_test_split"),
-    *("fillna", "dropna", "reset_index", "merge_and_unload"),
+    *("fillna", "dropna", "reset_index", "merge_and_unload", "no_grad", "inference_mode", "enable_grad", "autocast"),
 }
 OF_DATA, DATA = {"shuffle", "filter", "map", "select"}, re.compile(r"(?i)data|ds\b|set\b|train|val|test|split")
 """Methods of tensors, strings and tables that return what they make, and change nothing; and those of data sets, which
@@ -51,6 +51,17 @@ def unused(trees: Trees) -> Iterator[Found]:
         found += [_dropped(node) for node in nodes if isinstance(node, ast.Expr)]
         found += [_options(node, trees.read) for node in nodes if isinstance(node, ast.Call)]
         yield from ((kind, name, file, line) for rule in found for kind, name, line in rule)
+    yield from _idle(trees)
+
+
+def _idle(trees: Trees) -> Iterator[Found]:
+    """Yield accelerate's accumulation over one micro-batch: the number is given where the Accelerator is made."""
+    made = [(f, node) for f, node in trees if isinstance(node, ast.Call) and name_of(node.func) == "Accelerator"]
+    told = trees.names & {"gradient_accumulation_plugin", "GradientAccumulationPlugin", "deepspeed_plugin"}
+    if "accumulate" in trees.read and not told and len(made) == 1:
+        ((file, call),) = made
+        if not {keyword.arg for keyword in call.keywords} & {"gradient_accumulation_steps", None}:
+            yield "idle", "accumulate() of an Accelerator without gradient_accumulation_steps", file, call.lineno
 
 
 def _assigned(nodes: list[ast.AST], used: set[str]) -> Unused:
