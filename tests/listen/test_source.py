@@ -11,7 +11,6 @@ from torch import nn
 
 from tunecheck.listen.source import read_source, slips
 
-
 IDLE = "accumulate() of an Accelerator without gradient_accumulation_steps"
 
 
