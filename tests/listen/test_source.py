@@ -167,6 +167,8 @@ class Layer:
         ("emb1 = model(x1)\nemb2 = model(x1)\nprint(x2)", ["emb2 from x1"]),
         ("emb1 = model(x1)\nemb2 = model(x1)", []),  # two views of one row
         ("loss_1 = f(x1, x2)\nloss_2 = f(x2, x1)", []),
+        ("train_a = tok(train_b, train_set.pad)\nval_a = tok(val_b, train_set.pad)\nval_set = 1", []),
+        ("train_a = train_set.text\nval_a = train_set.text\nval_set = 1", ["val_a from train_set"]),
         ("q = self.q_proj(x)\nk = self.q_proj(x)\nv = self.k_proj(x)", ["k from q_proj"]),
         ("ref_model = load(policy_name)\npolicy_model = load(policy_name)\nref_name = 1", []),
         ("chosen = logps[:b['chosen'].shape[0]]\nrejected = logps[len(b['chosen']):]", []),

@@ -142,14 +142,19 @@ def _compared(family: str, one: Bound, other: Bound, trees: Trees) -> Iterator[t
             yield f"{one.name} from {named} and {other.name} from {its}", other.line
         elif a == b:
             wrong, name = (other, its) if a == 0 else (one, named)
-            if not HARMLESS & {*words(name)} and _counterpart(name, SIDES[family], trees):
-                yield f"{wrong.name} from {name}", wrong.line
+            served = name.endswith(".") and family == TRAINED and (0, 1) in met  # by what was fitted, or its collator
+            if not served and not HARMLESS & {*words(name)} and _counterpart(name.rstrip("."), SIDES[family], trees):
+                yield f"{wrong.name} from {name.rstrip('.')}", wrong.line
 
 
 def _shape(value: ast.expr, sides: dict[str, int]) -> tuple[list[str], list[tuple[int, str]]]:
-    """Return an expression without the words of roles, and these words' sides with the names that hold them."""
+    """Return an expression without the words of roles, and these words' sides with the names that hold them.
+
+    A dot stands behind the name of what an attribute is taken of.
+    """
     shape, found, nodes = [], [], [*ast.walk(value)]
     modes = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
+    owners = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
     sizes = [node for node in nodes if name_of(node) == "shape" or name_of(getattr(node, "func", node)) == "len"]
     sized = {id(part) for node in sizes for part in ast.walk(node)}
     for node in nodes:
@@ -159,7 +164,7 @@ def _shape(value: ast.expr, sides: dict[str, int]) -> tuple[list[str], list[tupl
         for word in words(name):
             shape.append("" if word in sides else word)
             if word in sides:
-                found.append((sides[word], name))
+                found.append((sides[word], f"{name}." if id(node) in owners else name))
         if not name and isinstance(node, ast.Constant | ast.keyword):
             shape.append(str(node.value if isinstance(node, ast.Constant) else node.arg))
     return shape, found
