@@ -314,8 +314,13 @@ def test_rows_that_are_compared_with_themselves(scores, of_itself):
         (lambda outputs, targets: (outputs - outputs.t()).pow(2).mean(), 0),
         (lambda outputs, targets: (outputs - targets.mean()).abs().mean(), 0),
         (lambda outputs, targets: mse_loss(outputs[:1], targets[:1]), 0),
+        (lambda outputs, targets: (outputs.flatten() - outputs + targets).mean(), 1),
+        (lambda outputs, targets: (outputs[:, 0] - outputs[:, 0, None] + targets).mean(), 0),
     ],
-    ids=["mse", "smooth", "l1", "squares", "sizes", "squeezed", "stretched", "both", "a mean", "one"],
+    ids=[
+        *("mse", "smooth", "l1", "squares", "sizes", "squeezed", "stretched", "both", "a mean", "one"),
+        *("a row and a column", "a row made a column"),
+    ],
 )
 def test_outputs_that_meet_all_targets(loss, crossed):
     """Of equal shapes each meets its own; of two outputs all pairs are compared on purpose."""

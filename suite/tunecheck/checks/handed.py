@@ -143,7 +143,7 @@ DOUBTFUL = {
     "crossed": (
         "losses of outputs and targets of different shapes, which torch broadcasts",
         "all pairs may be meant, or one target for several outputs",
-        "Outputs of shape [n, 1] meet targets of shape [n], or one column of targets meets many of outputs.",
+        "Outputs of shape [n, 1] meet targets or outputs of shape [n], or one column of targets meets many of outputs.",
     ),
 }
 """Field of ScoresGiven to what it shows, who does so on purpose, and the usual cause."""

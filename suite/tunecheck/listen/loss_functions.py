@@ -44,6 +44,7 @@ SPREAD, PEAK = (0.8, 1.2), (2.5, 3.5)
 """Standard deviation and kurtosis of numbers that randn draws, also where an offset is added to them."""
 DIFFERENCES = "SubBackward0", "RsubBackward1"
 TURNS = "TransposeBackward0", "PermuteBackward0", "TBackward0"
+TO_COLUMN = "UnsqueezeBackward0", "ViewBackward0", "ReshapeAliasBackward0", *TURNS
 OF_DIFFERENCES = "PowBackward0", "AbsBackward0"
 ELEMENTWISE = ("MseLossBackward0", "SmoothL1LossBackward0", "HuberLossBackward0", *OF_DIFFERENCES)
 """Losses of an output and a target each, which torch stretches to one size."""
@@ -415,7 +416,16 @@ def _learns_outside(tensor: torch.Tensor, node: Any) -> bool:
 
 
 def _crossed(node: Any) -> bool:
-    """Return whether these are losses of pairs, each output of a model with each of as many targets, in one square."""
+    """Return whether these are losses of pairs, each output of a model with each of as many targets, in one square.
+
+    So are differences of a row of outputs and a column of as many that nothing has made a column.
+    """
+    if node.name() in DIFFERENCES:
+        made_by = {
+            loss_graph.shape_of(edge) or (): edge[0].name() for edge in node.next_functions if edge[0] is not None
+        }
+        rows = next((shape[0] for shape in made_by if len(shape) == 1), 1)
+        return rows > 1 and made_by.get((rows, 1), TO_COLUMN[0]) not in TO_COLUMN
     edge: Any = node.next_functions[0] if node.name() in ELEMENTWISE else (None, 0)
     if edge[0] is None:
         return False

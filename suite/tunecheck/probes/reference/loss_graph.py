@@ -109,9 +109,14 @@ def saved(node: Any, name: str) -> Any:
     return getattr(node, f"_saved_{name}", None) if getattr(held, "unpack_hook", None) is None else None
 
 
+def shape_of(edge: Any) -> tuple[int, ...] | None:
+    """Return the shape of what a function gave; None where torch does not tell."""
+    return tuple(told[edge[1]].shape) if len(told := getattr(edge[0], "_input_metadata", ())) > edge[1] else None
+
+
 def size_of(edge: Any) -> int:
     """Return how many numbers a function gave; 0 where torch does not tell."""
-    return math.prod(told[edge[1]].shape) if len(told := getattr(edge[0], "_input_metadata", ())) > edge[1] else 0
+    return 0 if (shape := shape_of(edge)) is None else math.prod(shape)
 
 
 def scores_of(loss: torch.Tensor) -> Iterator[list[Scored]]:
