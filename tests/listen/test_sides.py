@@ -4,7 +4,7 @@ from copy import deepcopy
 
 import pytest
 import torch
-from torch.nn.functional import cross_entropy, normalize
+from torch.nn.functional import cross_entropy, logsigmoid, normalize
 from transformers import BertConfig, BertModel
 
 from tunecheck.checks import CHECKS
@@ -40,14 +40,19 @@ def beside(encoder, ids, how):
     return found.detach() if how == "detached" else found
 
 
-def heard(model, cosines_of, folder):
-    """Return what the check says of a loop whose loss is that of these cosines at a temperature of 0.05."""
+def of_cosines(cosines):
+    """Return the loss of these at a temperature of 0.05."""
+    return cross_entropy(cosines / 0.05, torch.arange(len(cosines)))
+
+
+def heard(model, scores_of, folder, loss_of=of_cosines):
+    """Return what the check says of a loop with this loss of these scores."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     hooks = LoopHooks(Options(folder=str(folder), name="script", steps=4))
     hooks.attach()
     for _ in range(4):
         queries, documents = torch.randint(1, 40, (6, 12)), torch.randint(1, 40, (6, 12))
-        cross_entropy(cosines_of(queries, documents) / 0.05, torch.arange(6)).backward()
+        loss_of(scores_of(queries, documents)).backward()
         optimizer.step()
         optimizer.zero_grad()
     hooks.detach()
@@ -73,6 +78,33 @@ def test_a_side_that_is_encoded_first_is_told(tmp_path):
     model = Towers().encoder
     finding = heard(model, lambda q, d: (beside(model, d, "no_grad") @ encoded(model, q).T).T, tmp_path)
     assert (finding.status, finding.measured) == (Status.SUSPECTED, 1)
+
+
+class Scorer(torch.nn.Module):
+    """One score for each row, as of a reward."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.head = BertModel(BertConfig(vocab_size=40, **TINY)), torch.nn.Linear(16, 1)
+
+    def forward(self, ids):
+        """Return a number for each row."""
+        return self.head(encoded(self.encoder, ids))[:, 0]
+
+
+@pytest.mark.parametrize("learns", [True, False])
+def test_a_rejected_side_that_does_not_learn_is_told(learns, tmp_path):
+    """Of a reward model's differences, in a loss of pairs."""
+    torch.manual_seed(0)
+    model = Scorer()
+
+    def difference(chosen, rejected):
+        with torch.set_grad_enabled(learns):
+            worse = model(rejected)
+        return model(chosen) - worse
+
+    finding = heard(model, difference, tmp_path, lambda found: -logsigmoid(found).mean())
+    assert (finding.status is Status.SUSPECTED) is not learns, finding.detail
 
 
 def by_momentum(model):

@@ -699,6 +699,34 @@ def test_a_schedule_by_a_function_is_at_its_lowest_at_the_end(how, heard):
     assert ("ends after 6 of the 12 steps" in finding.detail) is early
 
 
+BY_HAND = {
+    "rises to the end": (1e-3, lambda step: 1e-3 * (step + 1) / 1000),
+    "has risen": (1e-3, lambda step: 1e-3 * min(1.0, (step + 1) / 6)),
+    "falls after it": (1e-3, lambda step: 1e-3 * min((step + 1) / 11, 1 - step / 24)),
+    "is another one": (1.0, lambda step: 1e-3 * (step + 1) / 1000),
+    "stays": (1e-3, lambda step: 1e-4),
+}
+"""Rate with which an optimizer is made, and those that a loop writes."""
+
+
+@pytest.mark.parametrize("how", BY_HAND)
+def test_a_warm_up_by_hand_fits_the_training(how, heard):
+    """The rate that the optimizer is made with is the one that it rises to, unless that is a stand-in."""
+    model, (made_with, rate) = Net(), BY_HAND[how]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=made_with)
+
+    def train():
+        for step, (x, y) in enumerate(DataLoader(data(96), 8)):
+            optimizer.param_groups[0]["lr"] = rate(step)
+            cross_entropy(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    finding = heard("schedule_ends", train)
+    told = finding.status is Status.SUSPECTED and "of 12 steps" in finding.detail
+    assert told is (how == "rises to the end"), finding.detail
+
+
 @pytest.mark.filterwarnings("ignore:The epoch parameter")
 def test_a_schedule_that_is_told_the_epoch_is_stepped(heard):
     """It may stay where it is, at the end of a first epoch."""

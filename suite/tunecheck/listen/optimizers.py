@@ -1,6 +1,7 @@
 """What the optimizers of a training declare: groups, rates, schedules, and the tensors that they hold."""
 
 import math
+import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -161,6 +162,23 @@ def _waiting_of(optimizer: Any) -> tuple[Callable[[], Any], int]:
     return (nothing, 0) if found is None else (ref(found), found._version)
 
 
+STILL_RISING = 0.8
+"""Of the rate that a warm-up would have at a training's end, what is less has fallen since."""
+MOST_RATE = 0.5
+"""A larger one is a stand-in for a rate that the loop writes."""
+
+
+def _rate(optimizer: Any) -> float:
+    """Return the rate of an optimizer's first group; 0 for a tensor, which may lie on a GPU."""
+    return float(rate) if isinstance(rate := optimizer.param_groups[0].get("lr"), float | int) else 0.0
+
+
+def _made_with(optimizer: Any) -> float:
+    """Return the rate with which an optimizer is made; 0 for none that is meant."""
+    rate = getattr(optimizer, "defaults", {}).get("lr")
+    return float(rate) if isinstance(rate, float | int) and rate < MOST_RATE else 0.0
+
+
 class Schedules:
     """The schedules of these optimizers that say for how many steps they are made, held from now on."""
 
@@ -176,6 +194,13 @@ class Schedules:
         ]
         self._halved: list[ScheduleTaken] = []
         self._calls = self._counted()
+        bare = optimizers if alone and not self._all else ()
+        self._by_hand = [
+            (weakref.ref(one), _rate(one), steps_taken(one)) for one in bare if _rate(one) < _made_with(one)
+        ]
+        """Those without a schedule that begin below the rate that they are made with, which a loop may write."""
+        self._rising: list[tuple[Any, float, float, int]] = []
+        """Of these: a first rate, and by how much it rises in each step."""
 
     def _counted(self) -> list[int]:
         """Return how often each was called: one that is told the epoch may stay where it is."""
@@ -183,6 +208,9 @@ class Schedules:
 
     def listened(self, steps: int) -> None:
         """Note how far those without an end were stepped in these optimizer steps, all that are listened to."""
+        for held, first, before in self._by_hand if steps > 1 and not self._rising else ():
+            if (one := held()) is not None and _rate(one) > first:
+                self._rising.append((held, first, (_rate(one) - first) / (steps - 1), before))
         endless = [(halves(one), int(one.last_epoch) - first) for one, _, first, _ in self._begun if halves(one)]
         self._halved = self._halved or [
             ScheduleTaken(made_for=0, taken=taken, optimizer_steps=steps, halves=half) for half, taken in endless
@@ -190,6 +218,12 @@ class Schedules:
 
     def taken(self) -> list[ScheduleTaken]:
         """Return how far each was stepped since then, of those whose optimizer counts its own steps, as Adam's do."""
+        for held, first, slope, before in self._rising:
+            if (one := held()) is None or (taken := steps_taken(one) - before) < 1:
+                continue
+            warmup = math.ceil((_made_with(one) - first) / slope)
+            if STILL_RISING * (first + slope * taken) < _rate(one) < _made_with(one) and warmup >= taken:
+                return [ScheduleTaken(made_for=0, warmup=warmup, taken=taken, optimizer_steps=taken)]
         if all(int(schedule.last_epoch) == first for schedule, first in self._all) and self._calls == self._counted():
             counts = [steps_taken(schedule.optimizer) - before for schedule, _, _, before in self._begun]
             return [ScheduleTaken(made_for=0, taken=0, optimizer_steps=max(0, *counts), never=True)] if counts else []

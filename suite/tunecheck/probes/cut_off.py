@@ -20,7 +20,7 @@ from tunecheck.core.evidence import CutOff
 from tunecheck.core.premises import Premise
 from tunecheck.models.layer_names import is_pretrained
 from tunecheck.probes.reference.forwards import numbers_of
-from tunecheck.probes.reference.loss_graph import STRAIGHT, graph_of, saved
+from tunecheck.probes.reference.loss_graph import STRAIGHT, graph_of, saved, size_of
 from tunecheck.probes.reference.measures import digest, living
 from tunecheck.training.events import EARLY_STEPS, Probe
 from tunecheck.training.hooks import tensors_of
@@ -39,7 +39,9 @@ LOSSES = (
 FACTORS = "mat2", "other", "self"
 """What torch calls the tensors that a product's function keeps."""
 PRODUCTS = "MmBackward0", "BmmBackward0"
-SCALED = *STRAIGHT, "MulBackward0", "DivBackward0", "AddBackward0", "SubBackward0"
+DIFFERENCES = "SubBackward0", "RsubBackward1"
+OF_MARGINS = "LogSigmoidBackward0", "SoftplusBackward0", "ReluBackward0", "ClampMinBackward0"
+SCALED = *STRAIGHT, "MulBackward0", "DivBackward0", "AddBackward0", "NegBackward0", *DIFFERENCES
 """Functions that may stand between a product of embeddings and the log-softmax of their scores."""
 MOST_PASSES = 64
 """The last ones that are compared with the operands of scores."""
@@ -129,7 +131,7 @@ class CutOffProbe(Probe[CutOff]):
         self._leaves |= {id(leaf): leaf for node in nodes if (leaf := getattr(node, "variable", None)) is not None}
 
     def _encoded(self, module: Any, args: Any, given: dict[str, Any], out: Any) -> None:
-        results = [each for each in numbers_of(out) if each.ndim > 1]
+        results = [each for each in numbers_of(out) if each.ndim > 0]
         if results and torch._C._current_graph_task_id() == -1:  # else a checkpoint makes it again
             tensors = [each for each in tree_leaves((args, given)) if isinstance(each, torch.Tensor)]
             tokens = [each for each in tensors if not each.is_floating_point()] or tensors  # a cache may be large
@@ -140,7 +142,8 @@ class CutOffProbe(Probe[CutOff]):
     def _count_one_sided(self, nodes: Sequence[Any]) -> None:
         """Count passes that learn nothing and have as many rows as are scored; a stopped gradient is of equal rows."""
         sides, self._sides = [*self._sides], deque(maxlen=MOST_PASSES)
-        scored, used = {*_rows_scored(nodes)} if sides else set[int](), {*nodes}
+        scored = {*_rows_scored(nodes), *_rows_preferred(nodes)} if sides else set[int]()
+        used = {*nodes}
         for module in {side.module for side in sides}:
             own = [side for side in sides if side.module == module]
             read = {side.read for side in own if side.made_by & used}
@@ -251,6 +254,17 @@ def _rows_scored(nodes: Sequence[Any]) -> Iterator[int]:
             rows = 0 if operand is None else operand.numel() // operand.shape[-1 if first else -2]
             if rows > 1:
                 yield rows
+
+
+def _rows_preferred(nodes: Sequence[Any]) -> Iterator[int]:
+    """Yield how many rows a difference has of which one side does not learn, in a sigmoid's likelihood or a margin."""
+    for node in (node.next_functions[0][0] for node in nodes if node.name() in OF_MARGINS):
+        ends = set[Any]()
+        for inner in graph_of(node, ends):
+            if inner.name() not in SCALED or inner.name() in DIFFERENCES:
+                ends.add(inner)
+            if inner.name() in DIFFERENCES and (None, 0) in inner.next_functions:
+                yield size_of((inner, 0))
 
 
 def _module_of(tensor: str) -> str:
