@@ -5,6 +5,7 @@ arguments of the script's own functions.
 """
 
 import ast
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -83,7 +84,8 @@ def exchanged(trees: Trees) -> Iterator[Found]:
             for number, group in enumerate(_bound(node, trees)):
                 groups[node if number or isinstance(node, ast.Call | ast.Dict) else scope] += group
         for group in groups.values():
-            told = {line: said for said, line in [*_siblings(group, trees), *_aliases(group, trees)]}
+            found = [*_siblings(group, trees), *_aliases(group, trees), *_overlapping(group)]
+            told = {line: said for said, line in found}
             for line, said in told.items():
                 yield "exchanged", said, file, line
         if isinstance(scope, Function):
@@ -215,6 +217,28 @@ def _of_training(name: str, call: ast.Call, line: int, trees: Trees) -> Iterator
         _counterpart(held, sides, trees) for held in told
     ):
         yield f"{name} from {', '.join(names)}", line
+
+
+def _overlapping(group: list[Bound]) -> Iterator[tuple[str, int]]:
+    """Yield the end of a list for the validation, which begins before the end of the training's part."""
+    taken = [(bound, bound.value) for bound in group if isinstance(bound.value, ast.Subscript)]
+    cuts = [
+        (bound, ast.unparse(value.value), value.slice) for bound, value in taken if isinstance(value.slice, ast.Slice)
+    ]
+    sides = [{SIDES[TRAINED][word] for word in words(bound.name) if word in SIDES[TRAINED]} for bound, *_ in cuts]
+    for (bound, rows, held), side in zip(cuts, sides, strict=True):
+        for (other, whole, part), its in zip(cuts, sides, strict=True):
+            if side == {1} and its == {0} and rows == whole and held.upper is None and part.lower is None:
+                begins, ends = _place(held.lower), _place(part.upper)
+                if begins and ends and begins[1] == ends[1] and begins[0] < ends[0]:
+                    yield f"{bound.name} from {ast.unparse(bound.value)}, of which {other.name} has a part", bound.line
+
+
+def _place(value: ast.expr | None) -> tuple[float, str] | None:
+    """Return a number, and of what it is the share, of `100`, `int(0.8 * n)` or `int(n * 0.8)`; None of all else."""
+    text = "" if value is None else ast.unparse(value)
+    parts = re.fullmatch(r"(?:int\()?([\d.]+)(?: \* ([\w.()]+?))?\)?|int\(([\w.()]+) \* ([\d.]+)\)", text)
+    return None if parts is None else (float(parts[1] or parts[4]), parts[2] or parts[3] or "")
 
 
 def _own_parameters(function: Function) -> Iterator[tuple[str, int]]:
