@@ -83,6 +83,9 @@ def unknown_batch(inputs: Any, device: torch.device) -> Batch:
     rows = next(map(len, several), 1)
     nothing = torch.zeros(rows, 1, dtype=torch.long, device=device)
     content = list(parts_of(inputs))
+    # what a model learns of has two inputs of token ids, which should differ
+    ids = [(name, value) for name, value in tensors.items() if "input_ids" in name]
+    pairs = ((one, other) for (one, a), (other, b) in combinations(ids, 2) if a.shape == b.shape and torch.equal(a, b))
     return Batch(
         keys=("?",) * rows,
         input_ids=nothing,
@@ -92,12 +95,5 @@ def unknown_batch(inputs: Any, device: torch.device) -> Batch:
         tokens=rows if mask is None else int(mask.sum()),
         content=hashlib.sha256(repr(content).encode()).hexdigest()[:12],
         opaque=any(part is ... for part in content),
-        equal=_equal(inputs),
+        equal=next(pairs, ()),
     )
-
-
-def _equal(inputs: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of the first two inputs of token ids that are equal: what a model learns of has two of them."""
-    ids = [(name, value) for name, value in inputs.items() if "input_ids" in name and isinstance(value, torch.Tensor)]
-    pairs = ((one, other) for (one, a), (other, b) in combinations(ids, 2) if a.shape == b.shape and torch.equal(a, b))
-    return next(pairs, ())

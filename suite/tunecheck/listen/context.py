@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from rich.console import Console
@@ -109,9 +108,7 @@ class Watch(Heard):
             self._stack.push(lambda kind, error, trace: hooks.detach(error))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         self._stack.__exit__(kind, error, trace)
         silent = "the block trained nothing that tunecheck can watch: the model made no optimizer step in it"
         if error is not None:

@@ -31,6 +31,8 @@ from tunecheck.training.restore import dropouts
 from tunecheck.training.session import Session
 from tunecheck.training.tensors import learning
 
+Done = tuple[float, frozenset[str]]
+"""The share of the first epoch that does not come, and digests of rows that were trained before a resume."""
 ROW_TOKENS = 64
 """Tokens that a probe's own row has at least, where the model has positions for them: a shorter one is repeated."""
 THAWED_BESIDE = re.compile(r"(norm|ln_|embed|wte|wpe|head)[^.]*\.weight$|bias$")
@@ -322,16 +324,13 @@ def base_parameters(model: Any) -> int:
 class GivenRows:
     """The rows of the first window, where probes look for some of their own."""
 
-    def __init__(
-        self, window: Sequence[Batch], dataset: Any, pad_token_id: int, done: tuple[float, frozenset[str]], most: int
-    ) -> None:
+    def __init__(self, window: Sequence[Batch], dataset: Any, pad_token_id: int, done: Done, most: int) -> None:
         """`most` are the positions that the model has."""
-        rows = [Tokens("?", (*ids.tolist(),), (*labels.tolist(),)) for ids, labels in unpadded(window) if len(ids)]
+        given = ((ids.tolist(), labels.tolist()) for ids, labels in unpadded(window) if len(ids))
+        self.train = [Tokens("?", (*ids,), (*labels,)) for ids, labels in given]
         self.dataset = dataset
         self.done_share, self.done_rows = done
-        """The share of the first epoch that does not come, and digests of rows that were trained before a resume."""
-        self.train = rows
-        first, last = rows[0], rows[-1]
+        first, last = self.train[0], self.train[-1]
         other = last if last is not first else Tokens("?", first.input_ids[::-1], first.labels[::-1])
         self.heldout = [_long_enough(first, most), _long_enough(other, most)]
         self.collate = collate
@@ -361,13 +360,12 @@ def session_of(
     optimizer: Any,
     tokenizer: Any = None,
     dataset: Any = None,
-    done: tuple[float, frozenset[str]] = (0.0, frozenset()),
+    done: Done = (0.0, frozenset()),
     **others: Any,
 ) -> Session:
     """Return the session of this run; `others` are fields of it that the training has besides."""
     pad = getattr(tokenizer, "pad_token_id", None)
-    if pad is None or pad >= _declared_number(model, "vocab_size"):  # added to the tokenizer alone
-        pad = 0
+    pad = 0 if pad is None or pad >= _declared_number(model, "vocab_size") else pad  # some are the tokenizer's alone
     rows: Any = GivenRows(window, dataset, pad, done, _declared_number(model, "max_position_embeddings"))
     return Session(
         run=run,

@@ -81,8 +81,7 @@ def _declare_tensors(run: Any, expected: Mapping[str, Any], sizes: Mapping[str, 
     if not known and learns | rests == sizes.keys():  # by both together every tensor is declared
         known, before, run.parameters = True, set(), None
     if known:
-        fact = Fact(source=Source.EXPECTED, where="--expect trained=... and frozen=...")
-        run.premises[Premise.TRAINED_SET_DECLARED] = fact
+        run.premises |= facts({Premise.TRAINED_SET_DECLARED: "--expect trained=... and frozen=..."}, Source.EXPECTED)
     after = (before | learns) - rests
     if run.parameters is not None:
         run.added = run.parameters if run.lora else 0

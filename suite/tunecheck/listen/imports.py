@@ -102,9 +102,8 @@ def _wrap_trainer(module: ModuleType) -> None:
                     checkpoint = stack.enter_context(TrainerListener(self, options)).options.checkpoint
             except Exception as error:
                 say(f"cannot watch this training ({type(error).__name__}: {error})")
-            if checkpoint:  # a run of --twice
-                return train(self, resume_from_checkpoint=checkpoint)
-            return train(self, *args, **kwargs)
+            # in a run of --twice
+            return train(self, resume_from_checkpoint=checkpoint) if checkpoint else train(self, *args, **kwargs)
 
     module.Trainer.train = watched
 

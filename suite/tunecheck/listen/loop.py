@@ -29,13 +29,7 @@ class LoopHooks:
     """What is hooked until the model and the optimizers of a loop are found, and of optimizers also afterwards."""
 
     def __init__(
-        self,
-        options: "Options",
-        *,
-        model: Any = None,
-        optimizer: Any = None,
-        tokenizer: Any = None,
-        follows: bool = False,
+        self, options: "Options", model: Any = None, optimizer: Any = None, tokenizer: Any = None, follows: bool = False
     ) -> None:
         self.follows = follows
         """Whether another training of this process was listened to before, whose model may still be called."""

@@ -178,16 +178,11 @@ def loss_of(tensor: torch.Tensor, passes: Sequence[Pass]) -> Loss:
             ends.add(node)
         else:
             found.further |= not node.next_functions
-    found.weighed = _weighed(tensor, [each.loss.grad_fn for each in found.plain if each.loss is not None])
+    nodes: list[Any] = [each.loss.grad_fn for each in found.plain if each.loss is not None]
+    if len(nodes) > 1:
+        factors = gradients(tensor, [torch.autograd.graph.GradientEdge(node, 0) for node in nodes])
+        found.weighed = factors is None or _differ(torch.stack([*factors]))
     return found
-
-
-def _weighed(tensor: torch.Tensor, losses: Sequence[Any]) -> bool:
-    """Return whether these losses are in the tensor with different factors."""
-    if len(losses) < 2:
-        return False
-    found = gradients(tensor, [torch.autograd.graph.GradientEdge(node, 0) for node in losses])
-    return found is None or _differ(torch.stack([*found]))
 
 
 def _differ(factors: torch.Tensor) -> bool:

@@ -212,9 +212,8 @@ class Schedules:
             if (one := held()) is not None and _rate(one) > first:
                 self._rising.append((held, first, (_rate(one) - first) / (steps - 1), before))
         endless = [(halves(one), int(one.last_epoch) - first) for one, _, first, _ in self._begun if halves(one)]
-        self._halved = self._halved or [
-            ScheduleTaken(made_for=0, taken=taken, optimizer_steps=steps, halves=half) for half, taken in endless
-        ]
+        found = [ScheduleTaken(made_for=0, taken=taken, optimizer_steps=steps, halves=half) for half, taken in endless]
+        self._halved = self._halved or found
 
     def taken(self) -> list[ScheduleTaken]:
         """Return how far each was stepped since then, of those whose optimizer counts its own steps, as Adam's do."""

@@ -41,17 +41,13 @@ def answers_rated(dataset: Any, given: Mapping[str, Any]) -> AnswersRated | None
         return None
     if label is None or getattr(label, "ndim", 1) != 1 or not hasattr(dataset, "unique"):
         return None
-    looked, again = _restated(dataset)
-    kinds = tuple(sorted(map(str, dataset.unique("label"))))
-    return AnswersRated(rows=len(dataset), kinds=kinds, looked=looked, again=again)
-
-
-def _restated(dataset: Any) -> tuple[int, int]:
-    """Return how many rows have a prompt and an answer, as texts, chats or tokens, and how many begin with it again."""
+    # rows with a prompt and an answer, as texts, chats or tokens, some of which begin with the prompt again
     columns = next((names for names in PROMPT_AND_ANSWER if {*names} <= _columns(dataset)), ())
     held = (dataset.select_columns(each).with_format(None)[:MOST_ROWS][each] for each in columns)
     rows = [(one, other) for one, other in zip(*held, strict=True) if one and type(one) is type(other)]
-    return len(rows), sum(other[: len(one)] == one for one, other in rows)
+    again = sum(other[: len(one)] == one for one, other in rows)
+    kinds = tuple(sorted(map(str, dataset.unique("label"))))
+    return AnswersRated(rows=len(dataset), kinds=kinds, looked=len(rows), again=again)
 
 
 def pairs_of(
@@ -81,8 +77,7 @@ def _answers(given: Mapping[str, Any], rows: int | None) -> Iterator[Answers]:
     for row, own, real in zip(given["input_ids"].tolist(), mask.tolist(), seen.tolist(), strict=True):
         kept = [(token, answer) for token, answer, keep in zip(row, own, real, strict=True) if keep]
         found.append(tuple([token for token, answer in kept if bool(answer) == which] for which in (False, True)))
-    for (prompt, chosen), (_, rejected) in zip(found[:rows], found[rows:], strict=True):
-        yield prompt, chosen, rejected
+    yield from ((*chosen, rejected) for chosen, (_, rejected) in zip(found[:rows], found[rows:], strict=True))
 
 
 def _prompts_again(pairs: Sequence[Answers], known: Sequence[Answers]) -> tuple[int, int]:

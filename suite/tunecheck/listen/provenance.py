@@ -1,11 +1,11 @@
 """Where a model's tensors and rates come from: loads, earlier trainings, LoRA+. Imports nothing of its own."""
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
+from tunecheck.core.check import grouped
 from tunecheck.core.evidence import StateLoaded
 
 
@@ -64,13 +64,11 @@ def loads_of(model: Any) -> Iterator[StateLoaded]:
 
 def _fitting(offered: set[str], missing: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Yield each missing name with an offered one that differs by a prefix, or by one part: an adapter's name."""
-    by_end: defaultdict[str, list[str]] = defaultdict(list)
+    by_end = grouped((".".join(name.split(".")[-2:]), name) for name in offered)
     shortened = {rest: name for name in offered for rest in _less_one_part(name)}
-    for name in offered:
-        by_end[".".join(name.split(".")[-2:])].append(name)
     for name in missing:
         within = next((rest for rest in _less_one_part(name) if rest in offered), shortened.get(name))
-        alike = by_end[".".join(name.split(".")[-2:])]
+        alike = by_end.get(".".join(name.split(".")[-2:]), ())
         around = (other for other in alike if name.endswith(f".{other}") or other.endswith(f".{name}"))
         if (found := within or next(around, None)) is not None:
             yield name, found

@@ -183,7 +183,10 @@ class _Trained:
         earlier |= {name for name in returned if values[name] in found}
         of_base = len(self._base & digests.keys()) if not found and not (now and not moved) else 0
         ends = [tensor for name, tensor in held.items() if "lora_B" in name]
-        own = next((saver for saver in _running() if saver.get("self") is model), None)
+        savers = [*_running()]
+        own = next((saver for saver in savers if saver.get("self") is model), None)
+        # peft's may write the base of an adapted embedding, too
+        plainly = savers and not any(type(saver.get("self")).__module__.startswith("peft.") for saver in savers)
         seen = Written(
             # not one that converts its tensors on the way
             own=own is not None and own.get("path_initial_model_for_weight_conversion") is None,
@@ -198,10 +201,10 @@ class _Trained:
             misnamed=tuple(f"{name} of {other}" for name, other in wrong if other and values[name] != values[other]),
             # a reference beside the trained one, as TRL's DPO keeps it, is the model's own
             blank=bool(ends) and not any(bool(tensor.any()) for tensor in ends) and not matrices <= present,
-            wrapped=sum(".base_layer." in name for name in held) if _is_saved_plainly() else 0,
+            wrapped=sum(".base_layer." in name for name in held) if plainly else 0,
             # few are no sign: a merge may change none
             without_adapters=of_base if 2 * of_base > len(self._base) else 0,
-            unloaded=bool(of_base) and any(saver.get("self") in UNLOADED for saver in _running()),
+            unloaded=bool(of_base) and any(saver.get("self") in UNLOADED for saver in savers),
         )
         self.moved |= moved
         moved |= returned
@@ -239,12 +242,6 @@ def tensors_of(thing: Any, depth: int = 4) -> Iterator[tuple[str, torch.Tensor]]
                 yield from () if hasattr(held, "to_local") else [(str(name), held)]
             else:
                 yield from ((f"{name}.{inner}", tensor) for inner, tensor in tensors_of(held, depth - 1))
-
-
-def _is_saved_plainly() -> bool:
-    """Return whether save_pretrained runs, and not peft's: that may write the base of an adapted embedding, too."""
-    savers = [type(saver.get("self")).__module__ for saver in _running()]
-    return bool(savers) and not any(name.startswith("peft.") for name in savers)
 
 
 def _running(function: str = "save_pretrained") -> Iterator[dict[str, Any]]:
@@ -302,9 +299,8 @@ def saving(
     heard = next((each for whole, each in PRODUCTS.items() if _is_of(model, whole)), None)
     if heard is None or not is_main_process or not _can_be_read(model, heard):
         return None
-    if state_dict is not None and not _holds_all(state_dict, model):  # an average, a part: it may be meant
-        return None
-    return _reading(model, heard, Path(str(save_directory)))
+    whole = state_dict is None or _holds_all(state_dict, model)  # else an average or a part, which may be meant
+    return _reading(model, heard, Path(str(save_directory))) if whole else None
 
 
 def writing(thing: Any = None, path: Any = None, *_: Any, **named: Any) -> Callable[[Any], None] | None:

@@ -27,7 +27,7 @@ def settings_of(
     model: Any, optimizers: Iterable[Any], arguments: Any = None, rate: float | None = None
 ) -> SettingsGiven:
     """Return what these were given; `arguments` are a Trainer's, `rate` is the one that they declare, if any."""
-    found = [*_of_model(model), *_of_arguments(arguments), *(() if arguments else _of_losses())]
+    found = [*_of_model(model), *_of_arguments(arguments)]
     pretrained = not prepends(model) and any(weights_folder(module) for module in model.modules())
     for optimizer in optimizers:
         found += [*_of_groups(optimizer, rate, pretrained), *_of_depth(model, optimizer)]
@@ -87,6 +87,10 @@ def _of_decay(model: Any, optimizer: Any) -> Iterator[Given]:
 
 
 def _of_arguments(arguments: Any) -> Iterator[Given]:
+    """Yield what a Trainer's arguments say; without any the smoothing of each cross entropy that a loop has made."""
+    for loss in () if arguments else living(torch.nn.CrossEntropyLoss):
+        if loss.label_smoothing:
+            yield "label_smoothing", loss.label_smoothing, "CrossEntropyLoss.label_smoothing"
     kind = type(arguments)
     for name, of in {"label_smoothing_factor": "label_smoothing", "neftune_noise_alpha": "neftune_noise_alpha"}.items():
         if value := getattr(arguments, name, None):
@@ -96,10 +100,3 @@ def _of_arguments(arguments: Any) -> Iterator[Given]:
         given = getattr(arguments, "loss_type", None)
         losses = given if isinstance(given, list | tuple) else [given]
         yield "simpo_beta" if "simpo" in losses else "preference_beta", beta, f"{kind.__name__}.beta"
-
-
-def _of_losses() -> Iterator[Given]:
-    """Yield the smoothing of each cross entropy that a loop has made."""
-    for loss in living(torch.nn.CrossEntropyLoss):
-        if loss.label_smoothing:
-            yield "label_smoothing", loss.label_smoothing, "CrossEntropyLoss.label_smoothing"

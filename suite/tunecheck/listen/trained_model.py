@@ -171,8 +171,7 @@ def _parameters(module: Any) -> set[int]:
 
 def device_of(model: Any) -> torch.device:
     """Return where the model's first parameter is."""
-    first = next(iter(model.parameters()), None)
-    return torch.device("cpu") if first is None else first.device
+    return next((p.device for p in model.parameters()), torch.device("cpu"))
 
 
 def dtype_of(model: Any) -> torch.dtype:
@@ -223,6 +222,4 @@ def _other_model(model: Any) -> str:
     if getattr(model.config, "is_encoder_decoder", False):
         return f"{kind} is an encoder-decoder, whose labels are not its input tokens"
     task = kind.rpartition("For")[2] if "For" in kind else ""
-    if task and task not in ("CausalLM", "ConditionalGeneration"):
-        return f"{kind} is not a causal language model"
-    return ""
+    return f"{kind} is not a causal language model" if task not in ("", "CausalLM", "ConditionalGeneration") else ""

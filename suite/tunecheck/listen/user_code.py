@@ -191,10 +191,8 @@ class UserWrites:
         """The next forward pass begins, or none comes."""
         self._hooks.remove()
         if self._now:
-            state, last = self._state(), self._states[-1]
-            for number, (name, _) in enumerate(self._trained):
-                if state[number] != last[number] and any(state[number] == before[number] for before in self._states):
-                    self._others.add(name)
+            states = zip(self._trained, zip(self._state(), *self._states, strict=True), strict=True)
+            self._others |= {name for (name, _), (now, *before) in states if now != before[-1] and now in before}
             self._lines |= self._now
             self._now = {}
 

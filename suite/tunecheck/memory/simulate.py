@@ -318,9 +318,8 @@ def _dora_unpacks_plain_parameters() -> Any:
         return linear.weight if state is None else dequantize_4bit(linear.weight.data, state)
 
     # peft's copy of the linear, for FSDP, is left out: a fake tensor cannot be copied so
-    return mock.patch.multiple(
-        "peft.tuners.lora.dora", dequantize_module_weight=weight_of, deepcopy=lambda linear: linear
-    )
+    replaced: dict[str, Any] = {"dequantize_module_weight": weight_of, "deepcopy": lambda linear: linear}
+    return mock.patch.multiple("peft.tuners.lora.dora", **replaced)
 
 
 def _dtypes_of_fake_parameters_can_change() -> Any:

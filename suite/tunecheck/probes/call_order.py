@@ -44,7 +44,18 @@ class CallOrderProbe(Probe[CallOrder]):
         self._inside: list[str] = []
         self._listening = True
         self._others = WeakKeyDictionary[Any, _Other]()
-        self._listen(session)
+        hooks, model = self.hooks, session.model
+        hooks.before(session.called, lambda *_: self._forward(model))
+        hooks.optimizer_steps(self._on_step, self._on_stepped)
+        hooks.backward(before=self._look, after=self._on_backward)
+        hooks.function(torch.nn.utils, "clip_grad_norm_", before=self._look, after=self._on_clipped)
+        hooks.function(torch.nn.utils, "clip_grad_value_", before=self._look, after=self._on_bounded)
+        scaler = torch.amp.GradScaler
+        hooks.function(scaler, "scale", before=self._on_scale)
+        hooks.function(scaler, "unscale_", before=self._look, after=self._on_unscaled)
+        hooks.function(scaler, "step", before=self._on_scaler, after=self._on_scaler_done)
+        for kind in _with_a_step(LRScheduler):
+            hooks.function(kind, "step", before=self._on_schedule)
 
     def step_begin(self, session: Session, step: int, window: object) -> None:
         """Record the step before, which lasts until this one begins."""
@@ -84,20 +95,6 @@ class CallOrderProbe(Probe[CallOrder]):
 
     # Where calls are seen.
 
-    def _listen(self, session: Session) -> None:
-        hooks, model = self.hooks, session.model
-        hooks.before(session.called, lambda *_: self._forward(model))
-        hooks.optimizer_steps(self._on_step, self._on_stepped)
-        hooks.backward(before=self._look, after=self._on_backward)
-        hooks.function(torch.nn.utils, "clip_grad_norm_", before=self._look, after=self._on_clipped)
-        hooks.function(torch.nn.utils, "clip_grad_value_", before=self._look, after=self._on_bounded)
-        scaler = torch.amp.GradScaler
-        hooks.function(scaler, "scale", before=self._on_scale)
-        hooks.function(scaler, "unscale_", before=self._look, after=self._on_unscaled)
-        hooks.function(scaler, "step", before=self._on_scaler, after=self._on_scaler_done)
-        for kind in _with_a_step(LRScheduler):
-            hooks.function(kind, "step", before=self._on_schedule)
-
     def _note(self, call: str) -> None:
         if self._in_optimizer:
             self._inside.append(call)
@@ -126,10 +123,8 @@ class CallOrderProbe(Probe[CallOrder]):
 
     def _forward(self, model: Any) -> None:
         self._look()
-        if not torch.is_grad_enabled():
-            self._note("evaluate")
-        else:
-            self._note("forward" if model.training else "forward in eval mode")
+        learns = "forward" if model.training else "forward in eval mode"
+        self._note(learns if torch.is_grad_enabled() else "evaluate")
 
     def _on_backward(self, *_: Any, **__: Any) -> None:
         if any(witness.touched() for witness in self._witnesses):
@@ -199,7 +194,8 @@ class CallOrderProbe(Probe[CallOrder]):
             self._look()
             if self._away and max(witness.away() for witness in self._witnesses) > self._away / 2:
                 self._note("unrestored move")
-            if _accumulates():
+            state = getattr(getattr(sys.modules.get("accelerate.state"), "GradientState", None), "_shared_state", {})
+            if not state.get("sync_gradients", True):  # accelerate says that the step's gradients are not complete yet
                 self._note("accumulate")
             self._in_optimizer, self._inside = True, []
         else:
@@ -267,12 +263,6 @@ class _Other:
         piled, self._piled = self._piled, False
         self._used = any(witness.held for witness in self._witnesses)
         return piled
-
-
-def _accumulates() -> bool:
-    """Return whether accelerate, where it is in use, says that a step's gradients are not complete yet."""
-    held = getattr(getattr(sys.modules.get("accelerate.state"), "GradientState", None), "_shared_state", {})
-    return not held.get("sync_gradients", True)
 
 
 def _few(optimizer: Any) -> list[Witness]:

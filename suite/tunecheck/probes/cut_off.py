@@ -152,8 +152,7 @@ class CutOffProbe(Probe[CutOff]):
                 self._one_sided = max(self._one_sided, len(still))
 
     def _computed(self, loss: torch.Tensor, *_: Any, **__: Any) -> None:
-        if loss.requires_grad:
-            self._losses.append(loss.grad_fn)
+        self._losses += [loss.grad_fn] if loss.requires_grad else []
 
     def _gave(self, name: str, _module: Any, _args: Any, out: Any) -> None:
         self._results += [(name, result) for result in numbers_of(out) if result.requires_grad]

@@ -195,13 +195,12 @@ def _questions(session: Session) -> list[_Question]:
     if run.probes.generate:
         rows += [Row("canary", canary.instruction, canary.response)] if (canary := run.data.canary) else []
         rows += read_rows(run.data.file("heldout"), "heldout")[:1] if run.data.template != "blocks" else []
-    asked = [_instruction(session, row) for row in rows]
     first = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
     plain = [
         _Question(prompt=prompt, ids=tokenizer(prompt)["input_ids"] or [first], new_tokens=PROMPT_TOKENS)
         for prompt in run.probes.prompts  # an empty one is continued from the start token, as transformers does
     ]
-    return asked + plain
+    return [*(_instruction(session, row) for row in rows), *plain]
 
 
 def _instruction(session: Session, row: Row) -> _Question:

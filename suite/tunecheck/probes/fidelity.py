@@ -170,11 +170,9 @@ def wrong_frequencies(model: Any, architecture: Architecture) -> Iterator[str]:
     """Yield the model's buffers of inverse frequencies that are not their closed form, where that is known."""
     if (wanted := inverse_frequencies(architecture)) is None:
         return
-    for name, buffer in model.named_buffers():
-        if name.endswith("inv_freq"):
-            held = buffer.float().cpu()
-            if held.shape != wanted.shape or not torch.allclose(held, wanted, rtol=TOLERANCE, atol=0):
-                yield name
+    for name, held in ((n, buffer.float().cpu()) for n, buffer in model.named_buffers() if n.endswith("inv_freq")):
+        if held.shape != wanted.shape or not torch.allclose(held, wanted, rtol=TOLERANCE, atol=0):
+            yield name
 
 
 def inverse_frequencies(architecture: Architecture) -> torch.Tensor | None:

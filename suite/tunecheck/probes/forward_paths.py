@@ -19,17 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tunecheck.core.evidence import CurrentWeights, ForwardPaths, ForwardReference, LayerCalls
 from tunecheck.models.layer_names import attention_of, stacked_layers
-from tunecheck.probes.reference.architecture import (
-    WatchedAttention,
-    WatchedLinears,
-    deviations,
-    has_formulas,
-    head_error,
-    normalised,
-    recorded,
-    recorded_calls,
-    worst_gain,
-)
+from tunecheck.probes.reference import architecture as formulas
 from tunecheck.probes.reference.backward import layer_errors, negative_score_errors
 from tunecheck.probes.reference.forwards import first_tokens, logits_of
 from tunecheck.probes.reference.measures import dtype_name, relative_error, worst
@@ -55,9 +45,8 @@ class ForwardProbe(Probe[ForwardPaths | ForwardReference | LayerCalls]):
     def _compare(self, session: Session) -> None:
         """Compare logits of rows that differ in one respect each."""
         architecture = session.run.model.architecture
-        known = has_formulas(architecture, session.model)
-        ids = torch.tensor([row.input_ids[:ROW_TOKENS] for row in session.batches.heldout[:2]])
-        row, other = ids[0], ids[1]
+        known = formulas.has_formulas(architecture, session.model)
+        row, other = torch.tensor([row.input_ids[:ROW_TOKENS] for row in session.batches.heldout[:2]])
         vocabulary = len(session.model.get_input_embeddings().weight)
         later = torch.cat([row[:-1], (other[-1:] + (other[-1:] == row[-1:]).long()) % vocabulary])
         padded = torch.cat([row[:SHORT_TOKENS], other[SHORT_TOKENS:]])
@@ -88,19 +77,19 @@ class ForwardProbe(Probe[ForwardPaths | ForwardReference | LayerCalls]):
             longest = torch.tensor([max((row.input_ids for row in rows), key=len)])
             whole = longest[:, :REFERENCE_TOKENS]
             in_place = session.run.training.offload != "parameters"
-            with recorded(session.model) as calls, OwnHooks() as hooks:
-                linears = WatchedLinears(session.model, hooks) if in_place else None
+            with formulas.recorded(session.model) as calls, OwnHooks() as hooks:
+                linears = formulas.WatchedLinears(session.model, hooks) if in_place else None
                 logits = self._logits(session, whole, torch.ones_like(whole))
             if linears is not None and (gains := linears.errors()):
                 exact["product_gain_error_at"], exact["product_gain_error"] = worst(gains)
-            computed, finer = deviations(session.model, architecture, calls, logits)
+            computed, finer = formulas.deviations(session.model, architecture, calls, logits)
             errors = computed | finer
             if session.precision != "fp32":  # in fp32 the relations' own limit is as fine
-                exact["gain_error"], exact["gain_error_at"] = worst_gain(session.model, architecture, calls)
+                exact["gain_error"], exact["gain_error_at"] = formulas.worst_gain(session.model, architecture, calls)
             if longest.shape[1] > REFERENCE_TOKENS:
                 padless = longest.to(session.device), torch.ones_like(longest)
                 with OwnHooks() as hooks:
-                    watched = WatchedAttention(session.model, architecture, lambda: [padless], hooks)
+                    watched = formulas.WatchedAttention(session.model, architecture, lambda: [padless], hooks)
                     self._logits(session, *padless)
                 errors[f"first layer's attention of {longest.shape[1]} tokens"] = watched.seen()[1]
             if in_place:  # a forward that ends in its middle would keep them here
@@ -111,7 +100,7 @@ class ForwardProbe(Probe[ForwardPaths | ForwardReference | LayerCalls]):
                 if widens:
                     finer = finer | of_layers(widened=True)
             if session.precision != "fp32":
-                finer = finer | head_error(session.model, calls)
+                finer = finer | formulas.head_error(session.model, calls)
                 exact["fp32_error_at"], exact["fp32_error"] = worst(finer)
             if session.run.training.attention == "sdpa":
                 extreme = negative_score_errors(architecture.head_width, session.model.dtype, session.device)
@@ -134,8 +123,8 @@ class ForwardProbe(Probe[ForwardPaths | ForwardReference | LayerCalls]):
             architecture, self._attention = session.run.model.architecture, None
             dropping = {id(module) for module, _, _ in dropouts(session.model)}
             of_first = {id(part) for first in attentions[:1] if first for part in (first, *first.children())}
-            if has_formulas(architecture, session.model) and dropping.isdisjoint(of_first):
-                self._attention = WatchedAttention(
+            if formulas.has_formulas(architecture, session.model) and dropping.isdisjoint(of_first):
+                self._attention = formulas.WatchedAttention(
                     session.model, architecture, lambda: [(b.input_ids, b.attention_mask) for b in window], self.hooks
                 )
             self._kernels, self._dtypes = set[str](), set[str]()
@@ -237,7 +226,7 @@ class WeightsInUseProbe(Probe[CurrentWeights]):
         if not session.run.trains_base:
             return
         # others may scale embeddings, or norms by 1 + weight
-        known = has_formulas(session.run.model.architecture, session.model)
+        known = formulas.has_formulas(session.run.model.architecture, session.model)
         modules = {
             name: module
             for name, module in session.model.named_modules()
@@ -248,7 +237,7 @@ class WeightsInUseProbe(Probe[CurrentWeights]):
         }
         before = _logits(session)
         trained = [p for p in session.model.parameters() if p.requires_grad]
-        with _halved(trained), recorded_calls(modules, _last_two) as calls:
+        with _halved(trained), formulas.recorded_calls(modules, _last_two) as calls:
             _logits(session)
             products = [name for name in modules if name in calls and _is_product(modules[name], *calls[name])]
             errors = {n: relative_error(calls[n][1], _product(modules[n], calls[n][0], session)) for n in products}
@@ -304,6 +293,6 @@ def _product(module: Any, given: torch.Tensor, session: Session) -> torch.Tensor
     if not given.is_floating_point():
         return weight[given].float()
     if weight.dim() == 1:
-        return normalised(given, weight.float(), session.run.model.architecture)
+        return formulas.normalised(given, weight.float(), session.run.model.architecture)
     product = given @ weight.float().T
     return product if module.bias is None else product + whole(module.bias).detach().to(given.device).float()

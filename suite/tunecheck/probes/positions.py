@@ -20,17 +20,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 from tunecheck.core.evidence import PositionGradients, RowsUsed
 from tunecheck.core.premises import Premise
 from tunecheck.models.layer_names import as_written, hides_calls, is_pretrained, text_config
+from tunecheck.probes.reference import given as token_rows
 from tunecheck.probes.reference import own_tokens, padded
 from tunecheck.probes.reference.forwards import parts_of
-from tunecheck.probes.reference.given import (
-    Row,
-    begun_late,
-    counted_by_words,
-    end_tokens,
-    ends_of,
-    prompts_share,
-    special_tokens,
-)
 from tunecheck.probes.reference.loss_graph import Scored, scores_of
 from tunecheck.probes.reference.own_tokens import FEWEST_TELLING, Call, Raised, raised_by, tokens_and_numbers
 from tunecheck.training.data import IGNORED, Batch
@@ -55,8 +47,9 @@ class PositionProbe(Probe[PositionGradients | RowsUsed]):
     def start(self, session: Session) -> None:
         """List the models: the one that trains, and those inside of it; and what their rows may be filled up with."""
         named = session.tokenizer, getattr(session.model, "generation_config", None)
-        self._pads = [token for held in named for token in special_tokens(held, "pad")]
-        ends = (end_tokens(named, session.model)[0] for named in (session.tokenizer, None))  # and the model's own
+        self._pads = [token for held in named for token in token_rows.special_tokens(held, "pad")]
+        tokenizers = session.tokenizer, None  # None for the model's own
+        ends = (token_rows.end_tokens(tokenizer, session.model)[0] for tokenizer in tokenizers)
         self._ends = torch.tensor(sorted(set[int]().union(*ends)), dtype=torch.long)
         self._pieces = getattr(session.tokenizer, "convert_ids_to_tokens", None)
         self._models = [module for module in session.model.modules() if is_pretrained(module)]
@@ -153,10 +146,10 @@ class PositionProbe(Probe[PositionGradients | RowsUsed]):
         seen = RowsUsed(
             rows=len(rows),
             beginnings=sum(row.is_beginning for row in rows),
-            begun_late=begun_late({row.before_answer for row in rows} - {()}),
-            prompts_share=prompts_share([row.tokens if row.is_whole else None for row in rows]),
+            begun_late=token_rows.begun_late({row.before_answer for row in rows} - {()}),
+            prompts_share=token_rows.prompts_share([row.tokens if row.is_whole else None for row in rows]),
             # a model of transformers may have written its rows itself, up to some length
-            **ends_of([] if self._models else rows),
+            **token_rows.ends_of([] if self._models else rows),
         )
         self.emit(seen)
 
@@ -382,7 +375,7 @@ class PositionProbe(Probe[PositionGradients | RowsUsed]):
 
     def _holds_others(self, model: Any, mask: torch.Tensor, read: torch.Tensor) -> bool:
         """Return whether none of what the mask hides is a known token of padding, as where queries end in [MASK]."""
-        known = [*self._pads, *special_tokens(model.config, "pad", "eos")]
+        known = [*self._pads, *token_rows.special_tokens(model.config, "pad", "eos")]
         if read.shape != mask.shape or not known or not bool((padding := padded.outside(mask)).any()):
             return False
         return not bool(torch.isin(read[padding], torch.tensor(known, device=read.device)).any())
@@ -421,7 +414,7 @@ class PositionProbe(Probe[PositionGradients | RowsUsed]):
             return
         of_marked = (held[marked].tolist() for held in (read, used, first, last))
         for ids, learned, begin, end in zip(*of_marked, strict=True):
-            told = counted_by_words(pieces(ids[begin + 1 : end]), learned[begin + 1 : end])
+            told = token_rows.counted_by_words(pieces(ids[begin + 1 : end]), learned[begin + 1 : end])
             self._counts.update(split=told is not None, tags_counted=bool(told))
 
     def _keep(self, read: torch.Tensor, used: torch.Tensor, mask: torch.Tensor | None = None) -> None:
@@ -472,12 +465,12 @@ class PositionProbe(Probe[PositionGradients | RowsUsed]):
         return sum(map(Counter, self._counted), Counter())
 
 
-def _rows_used(read: torch.Tensor, used: torch.Tensor, mask: torch.Tensor | None) -> list[Row]:
+def _rows_used(read: torch.Tensor, used: torch.Tensor, mask: torch.Tensor | None) -> list[token_rows.Row]:
     """Return the rows of which the loss uses a position, with the tokens that it is asked for there as labels."""
     labels = torch.full_like(read, IGNORED)
     labels[:, 1:] = torch.where(used[:, :-1], read[:, 1:], IGNORED)
     rows = zip(*(part.tolist() for part in (read, labels, padded.tokens(read, mask).int())), strict=True)
-    return [Row(*row) for row in rows if {*row[1]} != {IGNORED}]
+    return [token_rows.Row(*row) for row in rows if {*row[1]} != {IGNORED}]
 
 
 def _learns(tensor: Any) -> TypeGuard[torch.Tensor]:

@@ -72,9 +72,8 @@ def _of_anothers(session: Session, ends: list[int]) -> dict[str, int]:
     whole, trained = _copies(parameters, found), _copies(learnt, found)
     copied = whole * (len(parameters) + buffers) + (trained - whole) * len(learnt)
     size, graphs = sum(alive.values()), len(_steps_in_graphs(known, ends))
-    learning = sum(bool(state) for state in states.values())
     counts = {"tensors": len(alive), "bytes": size, "copies": trained, "copied": copied}
-    return {**counts, "graphs": graphs, "learning": learning}
+    return {**counts, "graphs": graphs, "learning": sum(map(bool, states.values()))}
 
 
 def _steps_in_graphs(tensors: list[torch.Tensor], ends: list[int]) -> set[int]:

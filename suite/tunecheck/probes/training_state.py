@@ -182,9 +182,9 @@ def _without_wrappers(model: Any) -> Any:
 
 def _is_uncalibrated(module: Any) -> bool:
     """Return whether a normalisation has its first statistics: files of old versions of torch count no batches."""
-    if getattr(module, "num_batches_tracked", None) is None:
+    if (counted := getattr(module, "num_batches_tracked", None)) is None or counted:
         return False
-    return not module.num_batches_tracked and not module.running_mean.any() and bool((module.running_var == 1).all())
+    return not module.running_mean.any() and bool((module.running_var == 1).all())
 
 
 def _dropping(model: Any, resting: Collection[str]) -> tuple[str, ...]:

@@ -123,9 +123,7 @@ class UpdateProbe(Probe[Update]):
             decay = training.weight_decay
             return [(rate, decay * decays(name, training.weight_decay_on)) for name, _ in self._followed]
         groups = session.optimizer.param_groups
-        own = {
-            id(p): (rate_of(group, rate), group.get("weight_decay", 0.0)) for group in groups for p in group["params"]
-        }
+        own = {id(p): (rate_of(each, rate), each.get("weight_decay", 0.0)) for each in groups for p in each["params"]}
         return [own.get(id(p), (rate, 0.0)) for _, p in self._followed]
 
     def _updated(self, settings: Settings, betas: tuple[float, float], epsilon: float) -> list[torch.Tensor]:

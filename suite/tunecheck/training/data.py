@@ -150,8 +150,7 @@ class Batches:
             raise config_error(run, ("data.template", rule))
         self.train = self._split("train", run.data.train_rows)
         self.heldout = self._split("heldout")
-        canary = run.data.canary
-        row = Row("canary", canary.instruction, canary.response) if canary else None
+        row = Row("canary", canary.instruction, canary.response) if (canary := run.data.canary) else None
         self.canary = self._encoded({"canary": row})[0] if row else None
         for split in run.evaluation.splits:
             if len(self.fixed(split)) < run.evaluation.rows:

@@ -49,9 +49,8 @@ def _uncompiled() -> AbstractContextManager[object]:
     import torch
     from torch._C._dynamo.eval_frame import get_eval_frame_callback
 
-    if get_eval_frame_callback():  # we are called from what is compiled
-        return nullcontext()
-    return torch.compiler.set_stance("force_eager")  # type: ignore[no-any-return]
+    # else we are called from what is compiled
+    return torch.compiler.set_stance("force_eager") if not get_eval_frame_callback() else nullcontext()
 
 
 class Probe(Generic[R]):

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from weakref import ref
 
 Call = Callable[..., Any]
+Context = Callable[[], AbstractContextManager[Any]]
 
 
 def located(error: BaseException) -> str:
@@ -37,10 +38,8 @@ def let_through(error: Exception) -> None:
 def _out_of_modes() -> AbstractContextManager[object]:
     """Have what we compute be seen by no mode of the script's, as torch's counter of flops is one."""
     torch: Any = sys.modules.get("torch")
-    if torch is None or not torch._C._len_torch_dispatch_stack():
-        return nullcontext()
-    modes: AbstractContextManager[object] = torch.utils._python_dispatch._disable_current_modes()
-    return modes
+    seen = torch is not None and torch._C._len_torch_dispatch_stack()
+    return torch.utils._python_dispatch._disable_current_modes() if seen else nullcontext()
 
 
 def _is_traced() -> Callable[[], bool]:
@@ -77,7 +76,7 @@ class Hooks(ExitStack):
         self.error = ""
         """What went wrong first, and where; empty while nothing did."""
         self._failed, self._unless = failed, unless
-        self.within: Callable[[], AbstractContextManager[Any]] = nullcontext
+        self.within: Context = nullcontext
         """Makes the context of each call."""
 
     remove = ExitStack.close
@@ -90,7 +89,7 @@ class Hooks(ExitStack):
         """Call this after each forward of the module; `always_call` also after one that raised."""
         self.callback(_hook(module, "after", self.guarded(call), with_kwargs, always_call))
 
-    def around(self, module: Any, context: Callable[[], AbstractContextManager[Any]]) -> None:
+    def around(self, module: Any, context: Context) -> None:
         """Have each forward of the module run inside of such a context, which is left whatever goes wrong."""
         entered: list[ExitStack] = []
 
@@ -159,9 +158,7 @@ class Hooks(ExitStack):
 
         self.function(torch.autograd, "backward", before=outermost(before), after=outermost(after))
 
-    def guarded(
-        self, call: Call, *, returns: bool = False, within: Callable[[], AbstractContextManager[Any]] | None = None
-    ) -> Call:
+    def guarded(self, call: Call, *, returns: bool = False, within: Context | None = None) -> Call:
         """Return what calls this and raises nothing of it; with `returns` it hands on what it returns.
 
         Where torch.compile makes one function of what is hooked it does nothing, and is no part of that function.
@@ -266,16 +263,14 @@ def stand_in(owner: Any, name: str, tells: Call) -> Callable[[], None]:
     unblamed(tells)
     unblamed(telling)
     vars(telling).update(ended=False, tells=tells)
+    holders = [owner] if code is None else []
     if code is not None:
         function.__kwdefaults__ = {"_told": telling}
         function.__code__ = code.replace(co_name=name, co_filename=function.__code__.co_filename)
         vars(function).update(vars(telling))
-        holders = []
-    else:
-        holders = [owner]
-        if isinstance(owner, ModuleType):
-            modules = [module for module in list(sys.modules.values()) if name in module.__dict__]
-            holders += [module for module in modules if module is not owner and vars(module)[name] is function]
+    elif isinstance(owner, ModuleType):
+        modules = [module for module in list(sys.modules.values()) if name in module.__dict__]
+        holders += [module for module in modules if module is not owner and vars(module)[name] is function]
     inherited = [name not in vars(holder) for holder in holders]
     for holder in holders:
         setattr(holder, name, classmethod(telling) if of_class else telling)

@@ -181,6 +181,5 @@ def merge(session: Session, saved: Path) -> Any:
     from peft import PeftModel
 
     base = session.model.unload()
-    if session.run.quantization is not None:
-        base = base.dequantize()
+    base = base if session.run.quantization is None else base.dequantize()
     return PeftModel.from_pretrained(base, saved).merge_and_unload(safe_merge=True)

@@ -69,8 +69,8 @@ def _to_host(tensor: torch.Tensor) -> torch.Tensor:  # replaced where memory is 
 
 def _copied(tensor: torch.Tensor, device: torch.device, *, pinned: bool = False) -> torch.Tensor:
     """The same numbers with the same strides on this device."""
-    size, stride = tensor.size(), tensor.stride()
-    copy = torch.empty_strided(size, stride, dtype=tensor.dtype, device=device, pin_memory=pinned)
+    shape = tensor.size(), tensor.stride()
+    copy = torch.empty_strided(*shape, dtype=tensor.dtype, device=device, pin_memory=pinned)
     return copy.copy_(tensor, non_blocking=device.type == "cuda")
 
 

@@ -64,9 +64,7 @@ class Ranks(Group):
     @classmethod
     def of(cls, run: Run) -> "Ranks":
         """Return the ranks of this run, whose process group has been joined."""
-        if run.parallel is None:
-            return cls()
-        return cls(rank=distributed.get_rank(), count=distributed.get_world_size())
+        return cls() if run.parallel is None else cls(rank=distributed.get_rank(), count=distributed.get_world_size())
 
     def distribute(self, model: Any, run: Run) -> None:
         """Have the ranks train this model together: all begin with rank 0's weights, and gradients are averaged."""

@@ -82,9 +82,8 @@ def as_found(model: Any) -> Iterator[None]:
             if len(now) != size or not all(map(is_, now.values(), values[begin:end])):
                 before = dict(zip(names[begin:end], values[begin:end], strict=True))
                 now.update(before)
-                if len(now) > size:
-                    for name in now.keys() - before.keys():
-                        del now[name]
+                for name in now.keys() - before.keys():
+                    del now[name]
         for held, content in contents:
             held.clear()
             (held.update if isinstance(held, dict | set) else held.extend)(content)

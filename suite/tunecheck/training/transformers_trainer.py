@@ -144,8 +144,7 @@ def evaluate(session: Session, rows: Sequence[Tokens], batch_size: int, *, as_da
     trainer.args.per_device_eval_batch_size = min(batch_size, len(rows) // session.ranks.count)
     with OwnHooks() as hooks, nullcontext() if trainer.is_in_train else model_mode(session.model, False):
         divisor = _divisor(trainer, hooks)
-        loss = trainer.evaluate(as_dataset(rows))["eval_loss"]
-    return float(loss), int(divisor[0])
+        return float(trainer.evaluate(as_dataset(rows))["eval_loss"]), int(divisor[0])
 
 
 def save_adapter(session: Session, folder: Path) -> None:

@@ -262,10 +262,9 @@ class WatchedAttention:
 def _modules(model: Any) -> dict[str, Any]:
     decoder = model.get_decoder()
     found = {"embedding": model.get_input_embeddings(), "norm": decoder.norm, "head": model.get_output_embeddings()}
-    for number, layer in enumerate(decoder.layers):
-        for name in ("input_layernorm", "post_attention_layernorm", *LINEARS):
-            found[f"layers.{number}.{name}"] = layer.get_submodule(name)
-    return found
+    names = ("input_layernorm", "post_attention_layernorm", *LINEARS)
+    layers = enumerate(decoder.layers)
+    return found | {f"layers.{at}.{name}": layer.get_submodule(name) for at, layer in layers for name in names}
 
 
 def _weight(module: Any, beside: torch.Tensor) -> torch.Tensor:

@@ -196,15 +196,14 @@ def looked_once() -> Iterator[None]:
 def _live(device_type: str, known: list[torch.Tensor] | None = None) -> dict[int, int]:
     storages: dict[int, int] = {}
     for thing in known or living(torch.Tensor):  # less those that were frozen before the training began
-        if thing.device.type == device_type:
-            # a DTensor has no storage of its own; its part is found by itself
-            if hasattr(thing, "to_local") or not thing.is_floating_point():
-                continue
-            # torch.compile keeps tensors that have a shape alone, lazy modules some without one, sparse ones have two
-            with suppress(RuntimeError, ValueError):
-                storage = thing.untyped_storage()
-                if thing.requires_grad or thing.dim() or storage.nbytes() > A_NUMBER:
-                    storages[storage.data_ptr()] = storage.nbytes()
+        # a DTensor has no storage of its own; its part is found by itself
+        if thing.device.type != device_type or hasattr(thing, "to_local") or not thing.is_floating_point():
+            continue
+        # torch.compile keeps tensors that have a shape alone, lazy modules some without one, sparse ones have two
+        with suppress(RuntimeError, ValueError):
+            storage = thing.untyped_storage()
+            if thing.requires_grad or thing.dim() or storage.nbytes() > A_NUMBER:
+                storages[storage.data_ptr()] = storage.nbytes()
     return storages
 
 

@@ -106,9 +106,8 @@ class OwnLogits:
 
     def _leave(self, _model: Any, args: Any, others: dict[str, Any], out: Any) -> None:
         self._within = False
-        if self._gradients and not torch.is_grad_enabled():  # no pass of the training's
-            return
-        if (logits := getattr(out, "logits", None)) is None:
+        logits = getattr(out, "logits", None)
+        if logits is None or (self._gradients and not torch.is_grad_enabled()):  # the latter is no pass of the training
             return
         rows, kept = self._recognised(args, others), others.get("logits_to_keep", 0)
         if isinstance(kept, int):  # the last positions alone; 0 keeps all

@@ -229,11 +229,8 @@ def _masked(read: torch.Tensor, raised: torch.Tensor, learned: torch.Tensor) -> 
     if mask is None or (number := int((others == mask).sum())) < MOSTLY * len(others):
         return {}
     asked = learned & (raised == mask)
-    return {
-        "masked": number,
-        "unmasked": int((learned & (read == raised) & ~asked).sum()),
-        "masks_asked": int(asked.sum()),
-    }
+    unmasked = learned & (read == raised) & ~asked
+    return {"masked": number, "unmasked": int(unmasked.sum()), "masks_asked": int(asked.sum())}
 
 
 def raised_by(gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
