@@ -14,7 +14,7 @@ from tunecheck.config.schema import Data, Evaluate, Probes, Run, Training
 from tunecheck.core.errors import Unsupported
 from tunecheck.core.evidence import WeightsDrawn
 from tunecheck.core.optimization import learning_rate
-from tunecheck.core.premises import OF_THE_RUN, Fact, Premise, Source, facts, opened
+from tunecheck.core.premises import OF_THE_RUN, Fact, Premise, Reason, Source, facts, opened
 from tunecheck.listen import premises, provenance, trained_model
 from tunecheck.listen.adapters import Adapters, WatchedLora, trained_tensors
 from tunecheck.listen.expectations import EXPECTATIONS
@@ -189,12 +189,9 @@ def described(model: Any) -> tuple[WatchedRun, dict[Premise, str]]:
         premises=facts(opened(*premises.presumed(model, adapters, thawed)), Source.PRESUMED),
         sources=sources,
     )
-    return run, opened(
-        *premises.of_processes(),
-        *premises.of_model(model, run, noise),
-        *premises.of_adapters(model, run, adapters),
-        *premises.of_files(model, run, folder, heads),
-    )
+    reasons = [*premises.of_processes(), *premises.of_model(model, run, noise)]
+    reasons += [*premises.of_adapters(model, run, adapters), *premises.of_files(model, run, folder, heads)]
+    return run, opened(*reasons)
 
 
 def _described_by_itself(model: Any, parameters: Mapping[str, Any]) -> WatchedRun:
@@ -218,12 +215,9 @@ def run_of_loop(
     """Return what the model and the optimizer of a loop declare; `entry` is what each pass calls, if not the model."""
     run, left_open = described(model)
     settings, why = adamw_settings(optimizer, own=True)
-    left_open |= premises.OF_A_LOOP | opened(
-        (objective, Premise.CAUSAL_LM),
-        (why, Premise.UPDATE_RULE_KNOWN),
-        *premises.of_loop(optimizer, objective, drops=run.drops),
-        *premises.of_compiled(model if entry is None else entry),
-    )
+    reasons: list[Reason] = [(objective, Premise.CAUSAL_LM), (why, Premise.UPDATE_RULE_KNOWN)]
+    reasons += premises.of_loop(optimizer, objective, drops=run.drops)
+    left_open |= premises.OF_A_LOOP | opened(*reasons, *premises.of_compiled(model if entry is None else entry))
     dtype = autocast or trained_model.dtype_of(model)
     training = WatchedTraining.model_construct(
         max_steps=listener.options.steps,

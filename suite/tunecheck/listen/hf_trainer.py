@@ -4,7 +4,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 from unittest import mock
 
@@ -290,10 +290,8 @@ class TrainerListener(Listener):
 
 def _plain(value: Any) -> bool:
     """Return whether a value is made of numbers, text and containers of these alone."""
-    if isinstance(value, dict):
-        return all(map(_plain, value)) and all(map(_plain, value.values()))
-    if isinstance(value, list | tuple | set):
-        return all(map(_plain, value))
+    if isinstance(value, dict | list | tuple | set):
+        return all(map(_plain, chain(value, value.values() if isinstance(value, dict) else ())))
     return value is None or isinstance(value, int | float | str)
 
 

@@ -57,11 +57,10 @@ def drawing(iterator: Any) -> Callable[[Any], None] | None:
     rows: Any = getattr(iterator._index_sampler, "sampler", None)
     if alone and not isinstance(rows, RandomSampler | SubsetRandomSampler):
         return None
+    known: Any = _OF_ONE if alone else _LOADERS
     try:
-        if alone:
-            loader = _OF_ONE.setdefault((type(rows), len(rows), iterator._index_sampler.batch_size), _Loader())
-        else:
-            loader = _LOADERS.setdefault(iterator._index_sampler, _Loader())
+        key = (type(rows), len(rows), iterator._index_sampler.batch_size) if alone else iterator._index_sampler
+        loader: _Loader = known.setdefault(key, _Loader())
     except TypeError:  # a list of batches, say, which draws nothing
         return None
     _last = loader, *((None, None) if alone else (iterator._index_sampler, iterator._dataset))

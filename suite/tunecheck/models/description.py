@@ -3,17 +3,8 @@
 from math import sqrt
 from typing import Annotated, Any, ClassVar, Literal, Protocol, Self
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    TypeAdapter,
-    ValidationError,
-    model_validator,
-)
+import pydantic
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, TypeAdapter
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
@@ -97,7 +88,7 @@ class Architecture(Section):
     max_position_embeddings: PositiveInt = 2048
     rope_theta: PositiveFloat = 10000.0
 
-    @model_validator(mode="after")
+    @pydantic.model_validator(mode="after")
     def _further_fields_fit(self) -> Self:
         """Hold those further fields to their type that shapes are computed from."""
         # fields of this class would stand in every run's fingerprint, and in the config.json of models that have none
@@ -105,7 +96,7 @@ class Architecture(Section):
             if name in _FURTHER:
                 try:
                     _FURTHER[name].validate_python(value, strict=True)
-                except ValidationError as error:
+                except pydantic.ValidationError as error:
                     message = error.errors()[0]["msg"].removeprefix("Input ")
                     raise ValueError(f"{name} {message} (got {value!r:.60})") from None
         return self

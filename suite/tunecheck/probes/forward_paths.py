@@ -227,14 +227,11 @@ class WeightsInUseProbe(Probe[CurrentWeights]):
             return
         # others may scale embeddings, or norms by 1 + weight
         known = formulas.has_formulas(session.run.model.architecture, session.model)
-        modules = {
-            name: module
-            for name, module in session.model.named_modules()
-            if any(p.requires_grad and p in self._reached for p in own_parameters(module))
-            and (type(module) is torch.nn.Linear or known)
-            and hasattr(module, "weight")  # a list of tensors, as IA3's, has none
-            and module.weight.is_floating_point()
-        }
+        every = session.model.named_modules()
+        learnt = ((n, m) for n, m in every if any(p.requires_grad and p in self._reached for p in own_parameters(m)))
+        plain = ((n, m) for n, m in learnt if type(m) is torch.nn.Linear or known)
+        # a list of tensors, as IA3's, has no weight
+        modules = {n: m for n, m in plain if hasattr(m, "weight") and m.weight.is_floating_point()}
         before = _logits(session)
         trained = [p for p in session.model.parameters() if p.requires_grad]
         with _halved(trained), formulas.recorded_calls(modules, _last_two) as calls:

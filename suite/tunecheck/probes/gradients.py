@@ -215,12 +215,9 @@ class WeightGradientProbe(Probe[WeightGradient]):
         """List the linears and the embedding, with a head that is tied to it, and how many to follow in a step."""
         training = session.run.training
         owners = Counter(id(p) for module in session.model.modules() for p in own_parameters(module))
-        named = [
-            (name, (module,))
-            for name, module in session.model.named_modules()
-            if type(module) is torch.nn.Linear  # 4-bit ones and fused ones compute otherwise
-            and any(p.requires_grad for p in own_parameters(module))
-        ]
+        # 4-bit ones and fused ones compute otherwise
+        linears = ((name, m) for name, m in session.model.named_modules() if type(m) is torch.nn.Linear)
+        named = [(name, (m,)) for name, m in linears if any(p.requires_grad for p in own_parameters(m))]
         self._special = _special_tokens(session) if (embedding := _embedding(session)) else frozenset[int]()
         # sharded: products of whole ones would gather them
         every: list[tuple[str, tuple[Any, ...]]] = [] if training.offload == "parameters" else [*named, *embedding]

@@ -347,15 +347,10 @@ def _learning_in_part(model: Any, lookup: Any) -> dict[str, torch.Tensor]:
     held = [(name, p) for parameters in own for name, p in parameters.items() if p is not None]
     vectors = {id(p) for name, p in held if name not in ("weight", "bias") and p.numel() == max(p.shape, default=0)}
     small = {id(p) for _, p in held if p.dim() == 2 and len(p) <= MOST_EXPERTS}
-    whole_or_known = {id(_head(model)), id(lookup)}
     tables = {id(p) for m in model.modules() if isinstance(m, torch.nn.Embedding) for p in own_parameters(m)}
-    return {
-        name: p
-        for name, p in model.named_parameters()
-        if p.requires_grad
-        and (p.dim() > 1 or id(p) in vectors)
-        and (id(p) in (tables | vectors | small) - whole_or_known or ".experts." in name or ADDED_TOKENS in name)
-    }
+    in_part = (tables | vectors | small) - {id(_head(model)), id(lookup)}
+    learn = ((name, p) for name, p in model.named_parameters() if p.requires_grad and (p.dim() > 1 or id(p) in vectors))
+    return {name: p for name, p in learn if id(p) in in_part or ".experts." in name or ADDED_TOKENS in name}
 
 
 def _frozen(session: Session) -> Iterator[tuple[str, torch.Tensor]]:

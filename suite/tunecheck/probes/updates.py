@@ -91,10 +91,8 @@ class UpdateProbe(Probe[Update]):
             betas = session.optimizer.param_groups[0].get("betas", betas)
         before, after = self._before, _flat([p for _, p in self._followed])
         predicted = self._updated(settings, betas, training.adam_epsilon) if applied else before
-        moves = [
-            (new - old, explained(new, old, own, p.dtype) - old)
-            for new, old, own, (_, p) in zip(after, before, predicted, self._followed, strict=True)
-        ]
+        each = zip(after, before, predicted, self._followed, strict=True)
+        moves = [(new - old, explained(new, old, own, p.dtype) - old) for new, old, own, (_, p) in each]
         errors = {
             name: relative_error(got.double(), own.double(), CANCELLED * usual * len(got) ** 0.5)
             for (name, _), (usual, _), (got, own) in zip(self._followed, settings, moves, strict=True)
@@ -151,16 +149,14 @@ class UpdateProbe(Probe[Update]):
 
     def _averages(self, session: Session, *more: str) -> list[dict[int, torch.Tensor]]:
         """Return the optimizer's averages by their tensor's number, of those that have stepped; [] without any."""
+        kinds = ("exp_avg", "exp_avg_sq")
         states = [session.optimizer.state.get(parameter, {}) for _, parameter in self._followed]
-        held = [
-            {"exp_avg", "exp_avg_sq", *more} <= state.keys()  # Lion keeps the first alone
-            and state["exp_avg"].numel() == len(own)  # GaLore that of a projection
-            for state, own in zip(states, self._m, strict=True)
-        ]
+        pairs = zip(states, self._m, strict=True)
+        # Lion keeps the first kind alone, and GaLore that of a projection
+        held = [{*kinds, *more} <= state.keys() and state["exp_avg"].numel() == len(own) for state, own in pairs]
         if any(count and not known for known, count in zip(held, self._counts, strict=True)):
             return []
         known = [at for at, own in enumerate(held) if own]
-        kinds = ("exp_avg", "exp_avg_sq")
         return [dict(zip(known, _flat([states[at][kind] for at in known]), strict=True)) for kind in kinds]
 
     def _moment_error(self, session: Session) -> float:

@@ -112,9 +112,6 @@ class FirstCall:
         if self._call is None:
             return None
         (args, kwargs), self._call, decoder = self._call, None, model.get_decoder()
-        with (
-            model_mode(decoder, self._training),
-            torch.set_grad_enabled(self._gradients),
-            torch.autocast(self._kind, self._autocast, enabled=self._autocast is not None),
-        ):
+        cast = torch.autocast(self._kind, self._autocast, enabled=self._autocast is not None)
+        with model_mode(decoder, self._training), torch.set_grad_enabled(self._gradients), cast:
             return digest(decoder(*args, **kwargs).last_hidden_state) == self._hidden
