@@ -50,8 +50,7 @@ def batch_of(inputs: Any, device: torch.device) -> Batch:
     given, sees = inputs.get("attention_mask"), None
     # where rows are packed a mask may number their documents
     mask = (given != 0).long().to(device) if getattr(given, "shape", None) == ids.shape else torch.ones_like(ids)
-    positions = inputs.get("position_ids")
-    if positions is not None:  # those of images have three of them a token
+    if (positions := inputs.get("position_ids")) is not None:  # those of images have three of them a token
         positions = positions.to(device).expand_as(ids) if positions.ndim <= ids.ndim else None
     if is_of_pairs(given, ids.shape[1]):
         # an additive mask has 0, and the dtype's smallest number or -inf to hide a token

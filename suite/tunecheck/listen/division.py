@@ -133,8 +133,7 @@ def _mean_of_sum(loss: torch.Tensor, node: Any) -> float | None:
             return None
         else:
             ends.add(behind)
-    nodes = [*ends]
-    found = gradients(loss, [GradientEdge(end, 0) for end in nodes]) if nodes else None
+    found = gradients(loss, [GradientEdge(end, 0) for end in nodes]) if (nodes := [*ends]) else None
     return None if found is None else abs(sum(map(_counted, nodes, found)))
 
 

@@ -218,8 +218,7 @@ def _why_silent(folder: Path, status: int) -> str:
 
 
 def _problems(folder: Path) -> str:
-    path = folder / PROBLEMS
-    told = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    told = path.read_text(encoding="utf-8", errors="replace") if (path := folder / PROBLEMS).is_file() else ""
     return "; ".join(dict.fromkeys(told.splitlines()))
 
 

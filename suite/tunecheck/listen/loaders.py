@@ -128,8 +128,7 @@ class Evaluations:
         """Return whether another model of the class lives, as an average, which may be what is evaluated."""
         from tunecheck.probes.reference.measures import living
 
-        model = self._model()
-        own = {id(part) for part in model.modules()} if model is not None else set()
+        own = {id(part) for part in model.modules()} if (model := self._model()) is not None else set()
         return any(type(each) is type(model) and id(each) not in own for each in living(torch.nn.Module))
 
     def record(self) -> LoopEvaluations:

@@ -346,8 +346,7 @@ def _output_and_target(node: Any) -> tuple[Any, torch.Tensor | None]:
     edge = ways[own[0]]
     if not by_hand:
         return edge, (node._saved_target, node._saved_self)[own[0]].detach()
-    result = getattr(edge[0], "_saved_result", None)
-    known = result is not None and result.shape == node._saved_self.shape
+    known = (result := getattr(edge[0], "_saved_result", None)) is not None and result.shape == node._saved_self.shape
     return edge, (result + (2 * own[0] - 1) * node._saved_self).detach() if known else None
 
 

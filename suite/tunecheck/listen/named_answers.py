@@ -75,8 +75,7 @@ def _told(text: str, better: Mapping[str, bool | None]) -> bool | None:
     """Return what holds of all answers that begin to differ in this text; None where it is not one thing."""
     plain = "".join(text.split())
     keys = {plain[at : at + KEY] for at in range(len(plain) - KEY + 1)} & better.keys()
-    told = {better[key] for key in keys}
-    return told.pop() if len(told) == 1 else None
+    return told.pop() if len(told := {better[key] for key in keys}) == 1 else None
 
 
 def _fields(row: Any) -> Mapping[str, Any]:

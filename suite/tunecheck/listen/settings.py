@@ -97,6 +97,5 @@ def _of_arguments(arguments: Any) -> Iterator[Given]:
             yield of, value, f"{kind.__name__}.{name}"
     of_trl = any(base.__module__.startswith("trl.") for base in kind.__mro__)
     if of_trl and isinstance(beta := getattr(arguments, "beta", None), float | int):
-        given = getattr(arguments, "loss_type", None)
-        losses = given if isinstance(given, list | tuple) else [given]
+        losses = given if isinstance(given := getattr(arguments, "loss_type", None), list | tuple) else [given]
         yield "simpo_beta" if "simpo" in losses else "preference_beta", beta, f"{kind.__name__}.beta"

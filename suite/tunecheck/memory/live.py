@@ -68,16 +68,14 @@ class LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if isinstance(leaf, torch.Tensor):
                 self._count(leaf)
         scratch = 0 if self._elsewhere else scratch_bytes(func, args, kwargs, deterministic=self._deterministic)
-        alive = self.live_bytes + scratch
-        if alive > self.peak_bytes:
+        if (alive := self.live_bytes + scratch) > self.peak_bytes:
             self.peak_bytes, self.peak_operation, self.peak_remainder_bytes = alive, str(func), self.remainder_bytes
             self.peak_by_kind = dict(self._by_kind + Counter({ACTIVATIONS: alive - self.live_bytes}))
         return result
 
     def _count(self, tensor: torch.Tensor) -> None:
         storage = tensor.untyped_storage()
-        key = storage._cdata
-        if key in self._storages:
+        if (key := storage._cdata) in self._storages:
             return
         size = 0 if self._elsewhere else -(-storage.nbytes() // self.rounding_bytes) * self.rounding_bytes
         kind = ELSEWHERE if self._elsewhere else ACTIVATIONS

@@ -109,8 +109,7 @@ class Offloaded:
 
     def _after_backward(self, group: _Group) -> None:
         group.gathered.clear()
-        gradients = [p.grad for p in group.parameters if p.grad is not None]
-        if group.reduced or not gradients:
+        if group.reduced or not (gradients := [p.grad for p in group.parameters if p.grad is not None]):
             return
         group.reduced = True
         self._flat = None

@@ -75,8 +75,7 @@ def print_prediction(prediction: Prediction, console: Console) -> None:
 def print_asked(run: Run, console: Console) -> None:
     """Print what the run itself asks for and allows, which is no prediction."""
     parts = [f"is admitted to GPUs with {human_bytes(run.vram)}"] if run.vram else []
-    ceiling = run.resolved_checks().get("vram_ceiling")
-    if isinstance(ceiling, VramCeiling):
+    if isinstance(ceiling := run.resolved_checks().get("vram_ceiling"), VramCeiling):
         parts.append(f"fails where its tensors take more than {ceiling.ceiling_mib:,} MiB (vram_ceiling)")
     if parts:
         console.print(Text(f"The run itself {' and '.join(parts)}: its own limits, not what it is predicted to need."))

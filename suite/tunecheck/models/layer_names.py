@@ -13,8 +13,7 @@ _NUMBER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
 def layer_of(name: str) -> int | None:
     """Return the number of the decoder layer that this tensor is in; None for embedding, final norm and head."""
-    match = _NUMBER.search(name)
-    return int(match[1]) if match else None
+    return int(match[1]) if (match := _NUMBER.search(name)) else None
 
 
 def layer_count(names: Iterable[str], at_least: int) -> int:

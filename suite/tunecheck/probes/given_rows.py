@@ -124,8 +124,7 @@ class GivenRowsProbe(Probe[Window | RowsGiven | RowSpans | BaseTokens]):
 
     def end(self, session: Session) -> None:
         again = {ids: times for ids, times in self._seen.items() if times > 1}
-        wanted = {*again, *self._replayed}
-        held = _held(self._dataset, self._size, wanted) if wanted else Counter()
+        held = _held(self._dataset, self._size, wanted) if (wanted := {*again, *self._replayed}) else Counter()
         repeated = [ids for ids, times in again.items() if held is not None and 0 < held[ids] < times]
         replayed = [ids for ids in self._replayed if held is not None and held[ids] == 1]
         seen = RowsGiven(
@@ -267,8 +266,7 @@ def turns_of(tokenizer: Any) -> Turns | None:
         answered = str(tokenizer.apply_chat_template([*messages, messages[0]], tokenize=False))
         own = prompt.removeprefix(asked)
         between = answered.partition(ANOTHER)[2].partition(ANY)[0]
-        end = asked.partition(ANY)[2]
-        users = between.removeprefix(end) if end else between
+        users = between.removeprefix(end) if (end := asked.partition(ANY)[2]) else between
         special = [getattr(tokenizer, f"{name}_token", None) for name in ("bos", "eos", "pad")]
         if prompt.startswith(asked) and own.strip() and users.strip() and own.strip() not in answered.partition(own)[0]:
             return Turns(own.strip(), users.strip(), tuple(filter(None, [end.strip(), *special])))

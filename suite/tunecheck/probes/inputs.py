@@ -187,8 +187,7 @@ class StepInputsProbe(Probe[StepInputs | TokensLearned]):
                 if node.name() != "NllLossBackward0" or _is_of_classes(node, node._saved_self.shape[-1]):
                     self._compare(texts, held, of=next(number))
             self._look_at_dense(node, max(rows, default=0))
-            hot = _one_hot(node)
-            if node.name() != "NllLossBackward0" and hot is None:
+            if (hot := _one_hot(node)) is None and node.name() != "NllLossBackward0":
                 continue
             scores, targets = (node._saved_self, node._saved_target) if hot is None else (hot, hot.argmax(dim=-1))
             if hot is None:  # torch holds -100 without its sign, which no tensor holds

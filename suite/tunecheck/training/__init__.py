@@ -36,7 +36,6 @@ def trainer_of(run: "Run") -> Trainer:
     """The backend that this run asks for. Imports torch. Raises Unsupported where its package is not installed."""
     from tunecheck.config.trainers import TRAINERS  # brings pydantic; whoever hooks a loop need not
 
-    trainer = TRAINERS[run.trainer]
-    if trainer.lacks:
+    if (trainer := TRAINERS[run.trainer]).lacks:
         raise Unsupported(f"trainer {run.trainer} {trainer.lacks}")
     return cast(Trainer, importlib.import_module(trainer.module))

@@ -190,8 +190,7 @@ class Probes:
                     getattr(probe, method)(session, *args)
             except Exception as error:
                 let_through(error)
-                out_of_memory = ran_out(error)
-                if out_of_memory and probe.runs_evaluations:
+                if (out_of_memory := ran_out(error)) and probe.runs_evaluations:
                     raise  # the fallback must see it
                 self._leave_out(probe, moment, located(error))
                 if out_of_memory == "gpu":  # the training needs now what the probe's frames hold

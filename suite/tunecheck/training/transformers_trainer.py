@@ -232,8 +232,7 @@ class Listener(TrainerCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The Trainer reports: a step, an evaluation or the end."""
-        logs = kwargs["logs"]
-        if "loss" in logs:
+        if "loss" in (logs := kwargs["logs"]):
             self._log(Step(step=self._step, loss=logs["loss"], gradient_norm=logs["grad_norm"], **self._numbers))
 
     def _wait(self) -> None:

@@ -127,8 +127,7 @@ class Call:
         own = [tokens if value is self.read else value for value in self.args]
         named = {name: tokens if value is self.read else value for name, value in self.given.items()}
         out = self.module(*own, **named)
-        logits = getattr(out, "logits", None)
-        if not isinstance(logits, torch.Tensor):
+        if not isinstance(logits := getattr(out, "logits", None), torch.Tensor):
             _, parts = tokens_and_numbers(own, named, out)  # type: ignore[misc]
             logits = self.by_row(torch.cat(parts, dim=1) if len(parts) > 1 else parts[0])
         return logits.float()
@@ -222,8 +221,7 @@ def _masked(read: torch.Tensor, raised: torch.Tensor, learned: torch.Tensor) -> 
 
     If each learned position reads its target, these are those between them that are not learned.
     """
-    others = read[learned & (read != raised)]
-    if not len(others):
+    if not len(others := read[learned & (read != raised)]):
         others = read[~learned & (learned.cumsum(dim=1) > 0) & padded.up_to_last(learned)]
     mask = others.mode().values if len(others) else None
     if mask is None or (number := int((others == mask).sum())) < MOSTLY * len(others):
