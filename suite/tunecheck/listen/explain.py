@@ -68,6 +68,5 @@ def _not_asked(name: str, features: frozenset[str]) -> tuple[str, str]:
     lacking = sorted(CHECKS[name].features() - features)
     if any(feature not in FEATURES for feature in lacking):
         return ONLY_OWN, name
-    if not lacking:
-        return "judged in every training that declares what it needs", name
-    return f"judged with: {' and '.join(FEATURES[feature] for feature in lacking)}", name
+    needed = " and ".join(FEATURES[feature] for feature in lacking)
+    return f"judged with: {needed}" if needed else "judged in every training that declares what it needs", name

@@ -157,11 +157,9 @@ def _passing_on() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
 
 def _at_terminal() -> bool:
     """Return whether this process is in the foreground of a terminal."""
-    try:
-        with open("/dev/tty") as terminal:
-            return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
-    except OSError:
-        return False
+    with contextlib.suppress(OSError), open("/dev/tty") as terminal:
+        return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
+    return False
 
 
 def _rehearse(command: Sequence[str], options: Options) -> tuple[Options, Runs]:

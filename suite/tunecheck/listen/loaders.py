@@ -262,11 +262,8 @@ def delivering(iterator: Any) -> Callable[[Any], None] | None:
         _ROUNDS[iterator] = []
         _KEPT.append((iterator._num_workers, _ROUNDS[iterator]))
     noted = _ROUNDS[iterator]
-
-    def delivered(batch: Any) -> None:
-        noted.append(_digest(batch) or f"unknown {len(noted)}")
-
-    return delivered if len(noted) < MOST_BATCHES else None
+    full = len(noted) >= MOST_BATCHES
+    return None if full else lambda batch: noted.append(_digest(batch) or f"unknown {len(noted)}")
 
 
 def batches_of_workers() -> Iterator[WorkerBatches]:

@@ -36,10 +36,9 @@ def _columns(dataset: Any) -> set[str]:
 
 def answers_rated(dataset: Any, given: Mapping[str, Any]) -> AnswersRated | None:
     """Return the labels of answers that are rated one by one; None without, or where the data set cannot tell."""
-    label = given.get("label")
     if "completion_mask" not in given and not any(name.startswith("completion_") for name in given):
         return None
-    if label is None or getattr(label, "ndim", 1) != 1 or not hasattr(dataset, "unique"):
+    if (label := given.get("label")) is None or getattr(label, "ndim", 1) != 1 or not hasattr(dataset, "unique"):
         return None
     # rows with a prompt and an answer, as texts, chats or tokens, some of which begin with the prompt again
     columns = next((names for names in PROMPT_AND_ANSWER if {*names} <= _columns(dataset)), ())

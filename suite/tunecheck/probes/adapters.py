@@ -122,12 +122,11 @@ def _touched(session: Session, lora: Lora) -> Iterator[dict[str, Factors]]:
         with torch.no_grad():
             for name in (name for name in touched if ".lora_B." in name and name.endswith(".weight")):
                 a, b = parameters[name.replace(".lora_B.", ".lora_A.")], parameters[name]
-                magnitude = parameters.get(name.replace(".lora_B.", ".lora_magnitude_vector."))
                 module = name.removeprefix("base_model.model.").partition(".lora_B.")[0]
                 # a small scale would leave what is added to the rounding of the sum in 16 bit, not to its formula
                 enlarged = max(1.0, 1 / abs(lora.scale_of(module) or 1.0))
                 b.copy_(enlarged * torch.randn(b.shape, generator=generator).to(b) / b.shape[1] ** 0.5)
-                if magnitude is not None:
+                if (magnitude := parameters.get(name.replace(".lora_B.", ".lora_magnitude_vector."))) is not None:
                     magnitude.mul_((0.5 + torch.rand(magnitude.shape, generator=generator)).to(magnitude))
                 if (bias := parameters.get(f"{name.removesuffix('weight')}bias")) is not None:
                     bias.copy_(enlarged * torch.randn(bias.shape, generator=generator).to(bias))
@@ -201,9 +200,8 @@ class DropoutProbe(Probe[AdapterDropout]):
     """Looks once, before training, at plain LoRA. What was changed is put back, and so is the random state."""
 
     def start(self, session: Session) -> None:
-        if (lora := session.run.lora) is None or not lora.dropout or lora.use_dora:
-            return
-        if session.run.training.offload == "parameters":  # they are another place's, and only lent
+        lent = session.run.training.offload == "parameters"  # they are another place's
+        if (lora := session.run.lora) is None or not lora.dropout or lora.use_dora or lent:
             return
         factors = {name: p for name, p in session.model.named_parameters() if ".lora_" in name}
         places = [name.removesuffix(".weight").split(".lora_A.") for name in sorted(factors) if ".lora_A." in name]

@@ -224,10 +224,9 @@ class CallOrderProbe(Probe[CallOrder]):
         """Note the outermost call for our optimizer; not the one that makes a schedule, nor one that names the step."""
         # where it is being made; one with warm restarts never counts its steps
         first = getattr(schedule, "_is_initial", getattr(schedule, "_step_count", 1) == 0)
-        optimizer = getattr(schedule, "optimizer", None)
         if self._in_schedule or first or given or named:
             return None
-        if not self._is_own(optimizer):
+        if not self._is_own(optimizer := getattr(schedule, "optimizer", None)):
             if self._stands_still(optimizer):
                 self._note("schedule of an optimizer that does not step")
             return None

@@ -124,10 +124,9 @@ class CutOffProbe(Probe[CutOff]):
         nodes = [*graph_of([getattr(each, "grad_fn", None) for each in numbers_of([tensors])])]
         self._count_one_sided(nodes)
         factors = (saved(node, field) for node in nodes for field in FACTORS) if self._constants else ()
-        for factor in (each for each in factors if isinstance(each, torch.Tensor)):
-            made, number = self._constants.get(factor.data_ptr(), (None, 0))
-            if made is not None:
-                made.used.add(number)
+        places = {factor.data_ptr() for factor in factors if isinstance(factor, torch.Tensor)}
+        for made, number in (self._constants[place] for place in places & self._constants.keys()):
+            made.used.add(number)
         self._leaves |= {id(leaf): leaf for node in nodes if (leaf := getattr(node, "variable", None)) is not None}
 
     def _encoded(self, module: Any, args: Any, given: dict[str, Any], out: Any) -> None:

@@ -298,9 +298,8 @@ def _embedding(session: Session) -> list[tuple[str, tuple[Any, ...]]]:
     if not hasattr(model := session.model, "get_output_embeddings") or session.exchange.count > 1:
         return []
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-    if type(embedding) is not torch.nn.Embedding or type(head) is not torch.nn.Linear:
-        return []
-    if not embedding.weight.requires_grad or embedding.sparse or embedding.max_norm is not None:
+    plain = type(embedding) is torch.nn.Embedding and type(head) is torch.nn.Linear
+    if not plain or not embedding.weight.requires_grad or embedding.sparse or embedding.max_norm is not None:
         return []
     name = next(name for name, module in model.named_modules() if module is embedding)
     return [(name, (embedding, head) if head.weight is embedding.weight else (embedding,))]

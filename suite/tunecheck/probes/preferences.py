@@ -124,9 +124,8 @@ class PreferenceProbe(Probe[PreferencesLearned]):
             others = (row for row in self._read if row.shape == tokens.shape)
             shares = (float((row == tokens)[places].float().mean()) for row in others)
             self._of_others += any(share > NEARLY_ALL for share in shares)
-        for answer in chain(*self._answers) if all(self._answers) else ():
-            if (beyond := _learns_padding(*answer, *self._marks)) is not None:
-                self._padded.append(beyond)
+        padded = (_learns_padding(*each, *self._marks) for each in chain(*self._answers) if all(self._answers))
+        self._padded += [beyond for beyond in padded if beyond is not None]
         for lowered in self._answers[0]:
             # of one prompt, or of none that this step has
             raised = max(self._answers[1], key=lambda answer: in_common(lowered[0], answer[0]), default=lowered)

@@ -67,11 +67,10 @@ def _compare(session: Session, lora: Lora, folder: Path, logits: torch.Tensor) -
     # a bias of the base's that learns is to be saved, whether or not LoraConfig.bias says so
     of_adapter |= {n: p for n, p in every.items() if p.requires_grad and n.endswith("bias") and ".default" not in n}
     trained = {name: parameter.detach().cpu() for name, parameter in of_adapter.items()}
-    files = list(folder.glob("*.safetensors"))
     saved = WeightFile(folder)
     shared = [name for name in saved.names if name in trained]
     difference, differing, others = float("inf"), tuple[str, ...](), tuple[str, ...]()
-    if files:
+    if files := list(folder.glob("*.safetensors")):
         config = PeftConfig.from_pretrained(str(folder))  # with peft's default for a key that is not there
         others = tuple(_other_settings(session, lora, config.to_dict()))
         difference, differing = _read_back(session, lora, folder, config, logits)

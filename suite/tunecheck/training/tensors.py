@@ -148,9 +148,8 @@ class WholeModel:
             yield "parameters", name, part
             if part.grad is not None:
                 yield "gradients", name, part.grad
-            for value in self._trainers.state.get(part, {}).values():
-                if value.dim():  # not the count of steps
-                    yield "optimizer state", name, value
+            values = self._trainers.state.get(part, {}).values()
+            yield from (("optimizer state", name, value) for value in values if value.dim())  # not the count of steps
 
     def release(self) -> Any:
         """Leave each rank its part alone. Return the trainer's optimizer."""

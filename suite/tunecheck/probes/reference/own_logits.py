@@ -136,9 +136,8 @@ class OwnLogits:
         if not isinstance(ids := others.get("input_ids", args[0] if args else None), torch.Tensor):
             return []
         found: list[int | None] = []
-        mask = others.get("attention_mask")
         shifted = [False] * len(ids)
-        if isinstance(mask, torch.Tensor) and mask.shape == ids.shape:
+        if isinstance(mask := others.get("attention_mask"), torch.Tensor) and mask.shape == ids.shape:
             shifted = (mask[:, 0] == 0).tolist()  # padded on the left: its positions are others
         for given, is_shifted in zip(ids.to("cpu"), shifted, strict=True):
             if is_shifted:
