@@ -29,8 +29,7 @@ class WatchCallback(Heard, TrainerCallback):
         if (trainer := next((held for held in calling if isinstance(held, Trainer)), None)) is None:
             raise SuiteError("watch: only a transformers Trainer may call this callback")
         try:
-            self._watch = Watch(trainer, **self._given)
-            self._watch.__enter__()
+            self._watch = Watch(trainer, **self._given).__enter__()
         except SuiteError:
             raise  # of what it was given
         except Exception as error:

@@ -192,8 +192,7 @@ class TrainerListener(Listener):
         seen = None if (begun := self.evaluating.pop()) is None else begun.close()
         if seen is None or self.first is None or not isinstance(metrics, dict):
             return
-        losses = ((name, value) for name, value in metrics.items() if name.endswith("_loss"))
-        split, loss = next(losses, ("eval_loss", None))
+        split, loss = next((pair for pair in metrics.items() if pair[0].endswith("_loss")), ("eval_loss", None))
         if adds_to_loss(getattr(self.trainer.model, "config", None)):  # no logits tell the router's
             loss = None
         steps, split = self.trainer.state.global_step - self.first, split.removesuffix("_loss")

@@ -113,8 +113,7 @@ class Loss:
     @property
     def passes(self) -> list[Pass]:
         """Return the passes that are in it, each once."""
-        found = [*self.plain, *(each for each, _, _ in self.entropies), *self.others]
-        return list({id(each): each for each in found}.values())
+        return [*dict.fromkeys([*self.plain, *(each for each, _, _ in self.entropies), *self.others])]
 
     def factor(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """Return the factor of its only pass's loss in the tensor; None where there are several, or none."""
