@@ -82,7 +82,7 @@ def unknown_batch(inputs: Any, device: torch.device) -> Batch:
     rows = next(map(len, several), 1)
     nothing = torch.zeros(rows, 1, dtype=torch.long, device=device)
     content = list(parts_of(inputs))
-    # what a model learns of has two inputs of token ids, which should differ
+    # of inputs of token ids, of which a model that learns of pairs has two, the first two that are equal
     ids = [(name, value) for name, value in tensors.items() if "input_ids" in name]
     pairs = ((one, other) for (one, a), (other, b) in combinations(ids, 2) if a.shape == b.shape and torch.equal(a, b))
     return Batch(
