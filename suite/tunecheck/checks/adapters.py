@@ -92,15 +92,14 @@ class AdapterAlgebra(NumericCheck):
         formula = f"({scale}) B A x"
         if lora.use_dora:
             formula = f"(m/n - 1) W x + m/n {formula}, n the row norms of W + ({scale}) B A"
-        error = seen.algebra_error
         wrong = {
-            f"{seen.algebra_error_at} is off by {error:.3g} of {formula}": not error <= limit,
+            f"{seen.algebra_error_at} is off by {seen.algebra_error:.3g} of {formula}": not seen.algebra_error <= limit,
             f"{seen.modules} adapted linears found, {expected} expected": seen.modules != expected,
             "the logits do not change with the adapters: they are not applied": not seen.logit_change > 0,
         }
         problems = holding(wrong)
         detail = "; ".join(problems) or f"{seen.modules} adapted linears add {formula}"
-        return self.at_most(error, limit, detail, problems=problems)
+        return self.at_most(seen.algebra_error, limit, detail, problems=problems)
 
 
 def _start(trace: Trace) -> AdapterStart:

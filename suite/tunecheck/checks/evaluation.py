@@ -108,8 +108,7 @@ class PerplexityBelowVocabulary(Check):
 
     def judge(self, trace: Trace) -> Finding:
         architecture = trace.run.architecture
-        vocabulary = architecture.vocab_size
-        uniform = math.log(vocabulary)
+        uniform = math.log(architecture.vocab_size)
         limit = uniform * self.max_share
         if not trace.one(Weights).pretrained:
             variance = architecture.hidden_size * architecture.initializer_range**2
@@ -121,7 +120,7 @@ class PerplexityBelowVocabulary(Check):
         limit = limits[worst.split]
         perplexity = f"{math.exp(worst.loss):,.2f}" if worst.loss < 20 else f"e^{worst.loss:.3g}"
         detail = f"largest of {len(evaluations)}: {worst.split} before step {worst.step}, perplexity {perplexity}"
-        return self.at_most(worst.loss, limit, f"{detail}, {vocabulary:,} tokens in the vocabulary")
+        return self.at_most(worst.loss, limit, f"{detail}, {architecture.vocab_size:,} tokens in the vocabulary")
 
 
 class GenerationIsGreedy(NumericCheck):

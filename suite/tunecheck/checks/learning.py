@@ -196,19 +196,18 @@ class TextIsLanguage(Check):
     def judge(self, trace: Trace) -> Finding:
         texts, limit = trace.all(Generation), self.max_share * math.log(trace.run.architecture.vocab_size)
         worst = worst_of(texts, key=lambda text: -text.mean_logprob)
-        problems = [f"{told} ({text.when}: {text.text[:60]!r})" for text in texts for told in self._of(text, limit)]
+        problems = []
+        for text in texts:
+            often, readable = text.most_frequent_share, text.readable_share
+            wrong = {
+                f"{-text.mean_logprob:.2f} nats per generated token": not -text.mean_logprob <= limit,
+                # a short answer may be one word
+                f"{often:.0%} of the tokens are the same token": text.tokens >= 8 and not often <= self.max_repeated,
+                f"only {readable:.0%} of the characters are readable": not readable >= self.min_readable,
+            }
+            problems += [f"{told} ({text.when}: {text.text[:60]!r})" for told in holding(wrong)]
         detail = "; ".join(problems) or f"{len(texts)} texts; the least sure ({worst.when}): {worst.text[:60]!r}"
         return self.at_most(-worst.mean_logprob, limit, detail, problems=problems)
-
-    def _of(self, text: Generation, limit: float) -> list[str]:
-        often, readable = text.most_frequent_share, text.readable_share
-        wrong = {
-            f"{-text.mean_logprob:.2f} nats per generated token": not -text.mean_logprob <= limit,
-            # a short answer may be one word
-            f"{often:.0%} of the tokens are the same token": text.tokens >= 8 and not often <= self.max_repeated,
-            f"only {readable:.0%} of the characters are readable": not readable >= self.min_readable,
-        }
-        return holding(wrong)
 
 
 class CanaryLearned(Check):

@@ -179,15 +179,13 @@ class ParametersCounted(Check):
         base = recorded(trace.run.parameters, "the header of the trace lacks model.parameters")
         total = base + (added if trace.run.lora else 0)
         problems = said_once((c.when, *wrong) for c in censuses for wrong in _counted_wrongly(c, wanted, total))
-        last = censuses[-1]
-        detail = "; ".join(problems) or f"{wanted:,} of {total:,} parameters in {len(last.trainable)} tensors"
-        trained = last.trainable_parameters
+        detail = "; ".join(problems) or f"{wanted:,} of {total:,} parameters in {len(censuses[-1].trainable)} tensors"
+        trained = censuses[-1].trainable_parameters
         return self.found(trained == wanted, detail, measured=trained, limit=wanted, problems=problems, compared=wanted)
 
 
 def _counted_wrongly(census: evidence.Census, wanted: int, total: int) -> Iterator[tuple[str, str]]:
-    trained = census.trainable_parameters
-    if trained != wanted and trained == len(census.trainable):
+    if (trained := census.trainable_parameters) != wanted and trained == len(census.trainable):
         yield f"{trained:,} trained, which is the number of tensors, {wanted:,} by arithmetic", TENSORS_COUNTED
     elif trained != wanted:
         yield f"{trained:,} trained, {wanted:,} by arithmetic", ""

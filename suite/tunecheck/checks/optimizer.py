@@ -12,7 +12,6 @@ from tunecheck.core.errors import MissingEvidence, NotApplicable
 from tunecheck.core.finding import Finding
 from tunecheck.core.optimization import decays, learning_rate
 from tunecheck.core.premises import Premise
-from tunecheck.core.snapshot import TrainingSnapshot
 from tunecheck.core.text import counted
 from tunecheck.core.trace import ADAMW, Trace
 
@@ -61,7 +60,15 @@ def _held_wrongly(trace: Trace, census: evidence.Census) -> Iterator[tuple[str, 
         yield f"held more than once: {some(twice)}", TWO_GROUPS
     if not declared:
         return
-    yield from ((problem, OTHER_SETTINGS) for problem in _decay_problems(census, training))
+    apart = {name for name in census.trainable if not decays(name, training.weight_decay_on)}
+    numbers = dict(census.weight_decays)
+    if training.weight_decay and apart:
+        numbers.pop("0.0", None)
+        if differing := sorted(apart.symmetric_difference(census.undecayed)):
+            words = "weight decay is configured for all but norms and biases, but differs in"
+            yield f"{words} {some(differing)}", OTHER_SETTINGS
+    if wrong := _other_numbers(numbers, (training.weight_decay,)):
+        yield f"weight decay {some(wrong)}, configured {training.weight_decay}", OTHER_SETTINGS
     if census.optimizer_switches:
         yield f"switched on, but not configured: {some([*census.optimizer_switches])}", OTHER_SETTINGS
     adam = (training.adam_beta1, training.adam_beta2, training.adam_epsilon)
@@ -73,17 +80,6 @@ def _held_wrongly(trace: Trace, census: evidence.Census) -> Iterator[tuple[str, 
 
 def _without_gradient(trace: Trace) -> set[str]:
     return set.intersection(*(set(seen.zero) for seen in trace.all(evidence.Gradients)))
-
-
-def _decay_problems(census: evidence.Census, training: TrainingSnapshot) -> Iterator[str]:
-    apart = {name for name in census.trainable if not decays(name, training.weight_decay_on)}
-    numbers = dict(census.weight_decays)
-    if training.weight_decay and apart:
-        numbers.pop("0.0", None)
-        if wrong_ones := sorted(apart.symmetric_difference(census.undecayed)):
-            yield f"weight decay is configured for all but norms and biases, but differs in {some(wrong_ones)}"
-    if wrong := _other_numbers(numbers, (training.weight_decay,)):
-        yield f"weight decay {some(wrong)}, configured {training.weight_decay}"
 
 
 def other_optimizer(trace: Trace) -> str:

@@ -41,7 +41,6 @@ def _not_the_trained(trace: Trace, seen: evidence.RoundTrip, limit: float) -> li
     """Return in words what a saved adapter has not of the trained one, or has more."""
     idle = (name for moved in trace.records(evidence.Movement) for name in moved.idle)
     resting = {name.replace(".default.", ".") for name in (*trace.run.rests, *trace.uncalled, *idle)}
-    settings = seen.settings_differing
     tensors = {
         "missing from the file": seen.missing,
         "in the file but not in the model": seen.unexpected,
@@ -52,7 +51,7 @@ def _not_the_trained(trace: Trace, seen: evidence.RoundTrip, limit: float) -> li
     wrong = {
         **{f"{len(names)} tensors {what}: {some(names)}": names for what, names in tensors.items()},
         "the loaded adapter gives other logits": not seen.logit_difference <= limit,
-        f"its configuration has {some(settings)}": settings,
+        f"its configuration has {some(seen.settings_differing)}": seen.settings_differing,
     }
     return holding(wrong)
 

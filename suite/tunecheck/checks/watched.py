@@ -21,8 +21,7 @@ class ResumedAsConfigured(Check):
     remedy = "Call trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)."
 
     def judge(self, trace: Trace) -> Finding:
-        training = trace.run.training
-        first, declared = training.first_step, training.resume_steps
+        first, declared = trace.run.training.first_step, trace.run.training.resume_steps
         detail = f"the training starts after step {first}, the declared checkpoint is of step {declared}"
         return self.found(first > 0, detail, measured=first, limit=1)
 

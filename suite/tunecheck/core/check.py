@@ -139,10 +139,8 @@ class Check(Frozen, ABC):
         """
         if within and problems:
             measured, limit = len(problems), 0
-        causes = causes or (problems.values() if isinstance(problems, Mapping) else ())
-        proven = list(dict.fromkeys(causes))
-        nothing_wrong = not problems and (within or measured != measured)  # the error of nothing is NaN
-        if compared == 0 and nothing_wrong:
+        proven = list(dict.fromkeys(causes or (problems.values() if isinstance(problems, Mapping) else ())))
+        if compared == 0 and not problems and (within or measured != measured):  # the error of nothing is NaN
             raise NothingCompared(f"there was nothing to compare: {detail}")
         return Finding(
             check=self.key(),

@@ -26,8 +26,7 @@ def on_terminal(write: Callable[[str], None] | None = None) -> Iterator[None]:
     def shown(record: logging.LogRecord) -> bool:
         line = printable(redacted(record.getMessage()))
         if record.levelno >= logging.ERROR or write is None:
-            head = "tunecheck: " if record.levelno >= logging.ERROR else ""
-            print(f"{head}{line}", file=sys.stderr, flush=True)
+            print(f"{'tunecheck: ' if record.levelno >= logging.ERROR else ''}{line}", file=sys.stderr, flush=True)
         else:
             write(line)
         return False

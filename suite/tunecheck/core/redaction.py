@@ -233,6 +233,5 @@ def _without_value(match: re.Match[str]) -> str:
         return match[0]  # "invalid token: expected a word"
     if prose and match.string[match.start() - 1 : match.start()] == "/":
         return match[0]  # "/etc/passwd:1: no JSON"
-    start, end = match.span("quoted" if match["quote"] else "bare")
-    offset = match.start()
-    return match[0][: start - offset] + MASK + match[0][end - offset :]
+    begin, end = (at - match.start() for at in match.span("quoted" if match["quote"] else "bare"))
+    return match[0][:begin] + MASK + match[0][end:]

@@ -44,9 +44,7 @@ def human_seconds(seconds: float) -> str:
 
 def human_number(value: float | str | None) -> str:
     """Format a measured value or a limit: six digits of a float, text as it is, "-" for none."""
-    if value is None:
-        return "-"
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    return "-" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def beside_limit(measured: float | str | None, limit: float | str | None) -> str:

@@ -112,8 +112,7 @@ class Trace:
 
     def why(self, needed: Collection[str], source: Source = Source.OPEN) -> str:
         """Return why the first of the needed premises is open, or known by another source; "" where none is."""
-        found = ((premise, fact) for premise, fact in self.facts.items() if fact.source is source)
-        told = {premise: fact.where for premise, fact in found}
+        told = {premise: fact.where for premise, fact in self.facts.items() if fact.source is source}
         return next((told[premise] for premise in Premise if premise in needed and premise in told), "")
 
     @property
@@ -190,8 +189,7 @@ class Trace:
         """That the ranks' weights differ and are equal again later, as in local SGD (arXiv 1805.09767); else ""."""
         if self.holds(Premise.AVERAGED_EACH_STEP):
             return ""
-        of_ranks = [self.of_rank(rank).records(evidence.Replica) for rank in self.ranks]
-        held = [{seen.steps: seen.digest for seen in own} for own in of_ranks]
+        held = [{seen.steps: seen.digest for seen in self.of_rank(at).records(evidence.Replica)} for at in self.ranks]
         after = {at: len({digests[at] for digests in held}) > 1 for at in sorted(set.intersection(*map(set, held)))}
         differ = next((at for at, differing in after.items() if differing), math.inf)
         again = next((at for at, differing in after.items() if at > differ and not differing), None)
@@ -241,9 +239,8 @@ class Trace:
     @property
     def knows_model(self) -> bool:
         """Whether the model is its library class's, and one whose formulas are known here."""
-        declared, seen = Premise.ARCHITECTURE_KNOWN, self.records(evidence.ForwardReference)
-        known = self.holds(declared) and not self.why({declared}, Source.PRESUMED)
-        return known and all(one.has_formulas for one in seen)
+        known = self.holds(Premise.ARCHITECTURE_KNOWN) and not self.why({Premise.ARCHITECTURE_KNOWN}, Source.PRESUMED)
+        return known and all(seen.has_formulas for seen in self.records(evidence.ForwardReference))
 
 
 ALL_AS_GOOD = "every gradient is 0, as when all samples of a step are worth the same"
@@ -273,8 +270,9 @@ class TraceWriter:
             path.parent.mkdir(0o700, parents=True, exist_ok=True)
             path.open("ab").close()
         except OSError as error:
-            why = f"cannot be written: {error.strerror}"
-            raise TraceError(f"{path}: {why}; name another folder for the reports") from error
+            raise TraceError(
+                f"{path}: cannot be written: {error.strerror}; name another folder for the reports"
+            ) from error
 
     def write(self, *records: evidence.Record) -> None:
         """Append these records, a line each, in one write. Raises TraceError when the disk refuses them."""
