@@ -79,8 +79,7 @@ def baseline_for(entry: HistoryEntry, path: Path | None = None) -> tuple[Accepte
     file = path or baseline_file(baselines_folder(), entry.run, entry.key.device)
     if path is None and not file.exists():
         return None, ""
-    baseline = read_baseline(file)
-    if baseline.key.device != entry.key.device:
+    if (baseline := read_baseline(file)).key.device != entry.key.device:
         raise HistoryError(
             f"{file}: a baseline of {baseline.key.device}, and {entry.session} ran on {entry.key.device}: figures of "
             f"one device say nothing about another. `tunecheck baseline accept {entry.run}` makes one for this device"

@@ -77,13 +77,15 @@ def history_entry(row: RunReport, trace: Trace, *, session: str, started_at: str
     setups, environment = trace.records(Setup), trace.header.environment
     if not setups or not trace.main.finished:
         return None
-    setup = setups[-1]
+    setup, commit = setups[-1], (environment.get("git") or {}).get("commit")
+    drivers = [gpu.get("driver_version") for gpu in environment.get("gpus") or ()] if setup.device != "cpu" else []
+    others = {"driver": drivers[0] if drivers else None, "commit": commit and commit[:12]}
     return HistoryEntry(
         session=session,
         started_at=started_at,
         run=row.name,
         key=Key(fingerprint=trace.header.fingerprint, device=device(setup, environment), majors=majors(setup)),
-        versions=dict(_versions(setup, environment)),
+        versions={**setup.versions, **{name: version for name, version in others.items() if version}},
         outcome=row.outcome,
         figures=figures_of(row, trace),
         card=setup.device_name if setup.device != "cpu" and setup.vram_cap_bytes is None else "",
@@ -142,15 +144,6 @@ def changed(before: HistoryEntry, after: HistoryEntry) -> str:
     names = dict.fromkeys([*before.versions, *after.versions])
     pairs = [(name, before.versions.get(name, "none"), after.versions.get(name, "none")) for name in names]
     return ", ".join(f"{name} {old} → {new}" for name, old, new in pairs if old != new)
-
-
-def _versions(setup: Setup, environment: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    yield from setup.versions.items()
-    if setup.device != "cpu":
-        drivers = [gpu.get("driver_version") for gpu in environment.get("gpus") or ()]
-        yield from (("driver", driver) for driver in drivers[:1] if driver)
-    if commit := (environment.get("git") or {}).get("commit"):
-        yield "commit", commit[:12]
 
 
 SCHEMA = 2

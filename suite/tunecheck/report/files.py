@@ -20,7 +20,7 @@ from tunecheck.core.errors import SuiteError
 from tunecheck.core.finding import Finding, Place, Status
 from tunecheck.core.text import facts, one_line, printable
 from tunecheck.report.view import REMARKS, Failure, RunView, SessionView, check_page, failure, rule, session_view
-from tunecheck.results import Report, RunReport
+from tunecheck.results import Report
 from tunecheck.results.comparison import SideBySide
 
 # junit.xml
@@ -54,7 +54,10 @@ def _add_run(root: Element, view: RunView, report: Report) -> None:
     run = view.run
     suite = SubElement(root, "testsuite", {"name": printable(run.name), "timestamp": printable(report.started_at)})
     properties = SubElement(suite, "properties")
-    for name, value in _properties(run, report):
+    held = {**{name: getattr(run, name) for name in _OF_A_RUN}, "loss_start": run.probe_loss_start}
+    held |= {"loss_end": run.probe_loss_end, "tunecheck_version": report.tunecheck_version}
+    held["version"] = report.environment.get("versions") or {}
+    for name, value in facts(held):
         SubElement(properties, "property", {"name": printable(name), "value": printable(value)})
     classname = f"{run.tier}.{run.run}"
     # one test case stands for the run itself: its seconds, and what kept it from being judged
@@ -76,7 +79,7 @@ def _run_trouble(view: RunView) -> tuple[str, str, str] | None:
     """Return element, message and text for what the run's findings do not show; None when they show it all."""
     if view.outcome == "skipped":
         return "skipped", view.run.reason, ""
-    if view.failed_without_check:
+    if view.outcome == "fail" and not view.failures:  # as by a missing GPU under --require-gpu
         return "failure", view.run.reason, ""
     return ("error", view.reason, "") if view.reason else None
 
@@ -90,13 +93,6 @@ def _finding_trouble(run_name: str, finding: Finding) -> tuple[str, str, str] | 
     if finding.status in (Status.SUSPECTED, Status.IGNORED):
         return "skipped", f"{finding.status}: {failed.summary}", ""
     return "failure", failed.summary, "\n".join(failed.lines)
-
-
-def _properties(run: RunReport, report: Report) -> Iterator[tuple[str, str]]:
-    yield from facts({name: getattr(run, name) for name in _OF_A_RUN})
-    yield from facts({"loss_start": run.probe_loss_start, "loss_end": run.probe_loss_end})
-    yield "tunecheck_version", report.tunecheck_version
-    yield from facts(report.environment.get("versions") or {}, "version.")
 
 
 def _count(suite: Element, seconds: float) -> None:

@@ -72,9 +72,7 @@ def failures(row: NodeRow) -> Iterator[Finding]:
 
 def figure_words(name: str, value: float | None) -> str:
     """Return a figure for a column; empty for none."""
-    if value is None:
-        return ""
-    return human_bytes(value) if FIGURES[name].unit == "bytes" else f"{value:.4g}"
+    return "" if value is None else human_bytes(value) if FIGURES[name].unit == "bytes" else f"{value:.4g}"
 
 
 def kinds(report: FleetReport, figures: Iterable[str] = ()) -> list[Kind]:
@@ -98,31 +96,27 @@ def print_fleet(report: FleetReport, console: Console) -> None:
         console.print(Text(one_line(note), style="yellow"))
     console.print()
     for row in odd[:MOST_ROWS]:
-        _print_row(row, console)
+        said = (row.outcome.upper(), STYLES.get(row.outcome, "bold red"))
+        console.print(Text.assemble(said, " ", (row.place, "bold")))
+        grid = PlainTable(gap=2)
+        grid.add_column(no_wrap=True, style="dim")
+        grid.add_column(overflow="fold")
+        details = {label: text for finding in failures(row) for label, text in failure("", finding).rows}
+        lines = [(label, text) for label, text in said_of(row) if label != "drain"]
+        lines += [(label, details[label]) for label in ("usually means", "what to do") if label in details]
+        for label, text in lines:
+            grid.add_row(label, Text(one_line(text, 400)))
+        console.print(Padding.indent(grid, 2))
+        console.print()
     if len(odd) > MOST_ROWS:
         console.print(Text(f"{len(odd) - MOST_ROWS} more are odd: fleet.html lists them\n", style="yellow"))
     console.print(Text(f"verdict: {fleet_headline(report)}", style=STYLES[report.verdict]), soft_wrap=True)
-
-
-def _print_row(row: NodeRow, console: Console) -> None:
-    console.print(Text.assemble((row.outcome.upper(), STYLES.get(row.outcome, "bold red")), " ", (row.place, "bold")))
-    grid = PlainTable(gap=2)
-    grid.add_column(no_wrap=True, style="dim")
-    grid.add_column(overflow="fold")
-    details = {label: text for finding in failures(row) for label, text in failure("", finding).rows}
-    lines = [(label, text) for label, text in said_of(row) if label != "drain"]
-    lines += [(label, details[label]) for label in ("usually means", "what to do") if label in details]
-    for label, text in lines:
-        grid.add_row(label, Text(one_line(text, 400)))
-    console.print(Padding.indent(grid, 2))
-    console.print()
 
 
 def fleet_html(report: FleetReport) -> str:
     """Return the content of fleet.html: it makes no request and runs no script, all data escaped."""
     odd = [row for row in report.rows if row.odd]
     sound = [row for row in report.rows if not row.odd]
-    checks = [check for check, _ in Counter(check for row in odd for check in _broken(row)).most_common(MOST_CHECKS)]
     figures = {name: figure for name, figure in FIGURES.items() if any(name in row.figures for row in report.rows)}
     return template("fleet.html.jinja").render(
         report=report,
@@ -131,7 +125,7 @@ def fleet_html(report: FleetReport) -> str:
         more_odd=odd[MOST_ODD:],
         sound=sound[:MOST_WHOLE],
         more_sound=sound[MOST_WHOLE:],
-        checks=checks,
+        checks=[check for check, _ in Counter(check for row in odd for check in _broken(row)).most_common(MOST_CHECKS)],
         said_of=said_of,
         broken=_broken,
         figure_words=figure_words,

@@ -171,5 +171,4 @@ def _was_worse(figure: Figure, before: Sequence[float], accepted: FigureBaseline
     earlier = before[:-1]
     if not before or (accepted is None and len(earlier) < FEWEST_SESSIONS):
         return False
-    status, _ = judge(figure, before[-1], accepted or baseline_of(earlier), confirmed=True)
-    return status == "worse"
+    return judge(figure, before[-1], accepted or baseline_of(earlier), confirmed=True)[0] == "worse"

@@ -132,10 +132,9 @@ def explained(findings: Sequence[Finding], *, ask: bool = False) -> list[Finding
         habit = finding.check == "saved_as_trained" or getattr(CHECKS.get(finding.check), "convention", False)
         by = {Status.FAILED: [Status.FAILED], Status.SUSPECTED: [Status.FAILED, Status.SUSPECTED] if habit else []}
         because = _causes(finding, findings, *by.get(finding.status, ()))[:1]
-        ask_why = ask and finding.status is Status.FAILED
-        roots = _causes(finding, findings, Status.FAILED, Status.IGNORED) if ask_why else []
+        roots = _causes(finding, findings, Status.FAILED, Status.IGNORED) if finding.status is Status.FAILED else []
         told.append(replace(finding, because=because[0].check if because else ""))
-        if roots and all(root.status is Status.IGNORED for root in roots):
+        if ask and roots and all(root.status is Status.IGNORED for root in roots):
             meant = f"it may follow from {roots[0].check}, which is ignored"
             told[-1] = replace(told[-1], status=Status.SUSPECTED, meant=meant)
     return told

@@ -51,8 +51,7 @@ class Chart(Frozen):
     def rows(self, most: int = MOST_ROWS) -> list[tuple[str, ...]]:
         """Return table rows: x, then a cell for each curve; of many points some, both ends included."""
         columns = [dict(series.points) for series in self.series]
-        xs = sorted({x for column in columns for x in column})
-        if len(xs) > most:
+        if len(xs := sorted({x for column in columns for x in column})) > most:
             xs = [xs[round(place * (len(xs) - 1) / (most - 1))] for place in range(most)]
         return [(figure(x), *(figure(column[x]) if x in column else "" for column in columns)) for x in xs]
 

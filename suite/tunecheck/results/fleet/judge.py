@@ -30,7 +30,7 @@ def judge_fleet(heard: Collection[Heard], *, interrupted: bool = False, **about:
         remarks[place].append(remark)
     causes = _Causes(given)
     judged = {answer.place: _row(answer, findings[answer.place], remarks[answer.place], causes) for answer in given}
-    rows = [_lost(judged.get(one.place.name) or _silent(one), one) for one in heard]
+    rows = [_with_engine(judged.get(one.place.name), one) for one in heard]
     rows.sort(key=lambda row: (not row.odd, _ORDER.index(row.outcome), natural(row.place)))
     notes = []  # what the headline does not say of places
     if out := [row.place for row in rows if row.outcome == "skipped" and row.status is None]:
@@ -208,15 +208,12 @@ def _lacks_gpu(run: RunAnswer) -> bool:
     return run.outcome == "fail" and not run.failed and bool(run.domain)
 
 
-def _silent(heard: Heard) -> NodeRow:
-    place = heard.place
-    reason = place.problem or "it was not asked before the session ended"
-    outcome: NodeOutcome = "skipped" if place.drained else "no answer"
-    return NodeRow(place=place.name, node=place.node, card=place.card, outcome=outcome, reason=reason)
-
-
-def _lost(row: NodeRow, heard: Heard) -> NodeRow:
+def _with_engine(row: NodeRow | None, heard: Heard) -> NodeRow:
     """Return the row with what the engine says of its place; a node may be gone and its answer have come in late."""
+    if row is None:
+        place, reason = heard.place, heard.place.problem or "it was not asked before the session ended"
+        silent: NodeOutcome = "skipped" if place.drained else "no answer"
+        row = NodeRow(place=place.name, node=place.node, card=place.card, outcome=silent, reason=reason)
     if not heard.missing or (row.outcome != "no answer" and not heard.gone):
         return row
     outcome: NodeOutcome = "error" if row.outcome in ("pass", "skipped") else row.outcome
