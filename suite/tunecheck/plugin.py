@@ -260,15 +260,14 @@ class SessionHooks:
 
     def show(self, line: str) -> None:
         """Write a line to the terminal while a test runs, whatever pytest captures; a worker's to standard error."""
-        terminal = self.terminal
         capture: Any = self.config.pluginmanager.get_plugin("capturemanager")
         with capture.global_and_fixture_disabled():
             if self.worker:  # which has no terminal, and whose standard error is that of the controlling process
                 print(f"  {self.worker['workerid']}: {line}", file=sys.stderr, flush=True)
                 return
-            terminal.ensure_newline()
-            terminal.write_line(f"  {line}")
-            terminal.flush()
+            self.terminal.ensure_newline()
+            self.terminal.write_line(f"  {line}")
+            self.terminal.flush()
 
     def refuse(self, problems: list[str]) -> NoReturn:
         """Raise pytest's UsageError; a worker leaves that to the process that controls it."""

@@ -110,7 +110,13 @@ def shelf(model: str, *, kind: str = "models", lock_seconds: float = LOCK_SECOND
     folder = cache_folder().absolute() / kind / model
     lock = OwnedLock(folder / ".lock")
     try:
-        _acquire(lock, model, lock_seconds)
+        if not lock.acquire(min(1.0, lock_seconds)):
+            log.info(f"{model}: waiting for process {lock.holder}, which is working on {folder}")
+            if not lock.acquire(max(0.0, lock_seconds - 1.0)):
+                raise WeightsUnavailable(
+                    f"{model}: process {lock.holder} still holds {lock.path} after {lock_seconds:g} s. "
+                    "What to do: wait for it or end it; the lock is released with the process."
+                )
     except OSError as error:
         if error.errno not in _READ_ONLY or not os.path.isdir(folder):  # False of a closed one
             raise WeightsUnavailable(
@@ -147,18 +153,6 @@ def disk_full_is_said(model: str, folder: Path, needed_bytes: int) -> Iterator[N
             f"{model}: no space left in {folder}: about {needed_bytes:,} bytes are needed, {free_bytes:,} are free. "
             "What to do: free space, or set TUNECHECK_CACHE (for downloads from the hub also HF_HOME) to a larger disk."
         ) from None
-
-
-def _acquire(lock: OwnedLock, model: str, lock_seconds: float) -> None:
-    """Take the lock, reporting the process that is waited for. Raises WeightsUnavailable after `lock_seconds`."""
-    if lock.acquire(min(1.0, lock_seconds)):
-        return
-    log.info(f"{model}: waiting for process {lock.holder}, which is working on {lock.path.parent}")
-    if not lock.acquire(max(0.0, lock_seconds - 1.0)):
-        raise WeightsUnavailable(
-            f"{model}: process {lock.holder} still holds {lock.path} after {lock_seconds:g} s. "
-            "What to do: wait for it or end it; the lock is released with the process."
-        )
 
 
 def _sync(paths: Iterable[Path]) -> None:

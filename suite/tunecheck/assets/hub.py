@@ -71,7 +71,6 @@ def _refusal(repository: str, error: Exception) -> PassedOver:
     from huggingface_hub import constants, errors, get_token
 
     status = getattr(getattr(error, "response", None), "status_code", None)
-    page = f"{constants.ENDPOINT}/{repository}"
     has_token = get_token() is not None
     if isinstance(error, errors.RevisionNotFoundError):
         return Refused("the hub does not have the pinned revision; correct `revision` in the YAML")
@@ -80,7 +79,7 @@ def _refusal(repository: str, error: Exception) -> PassedOver:
     if status == 401 and has_token:
         return Refused("the hub refuses the token (401): it is wrong or expired; create a new one and `hf auth login`")
     if isinstance(error, errors.GatedRepoError) or status == 403:
-        accept = f"accept the licence at {page}"
+        accept = f"accept the licence at {constants.ENDPOINT}/{repository}"
         if not has_token:
             return Refused(f"it is gated and no token is set: {accept}, then `hf auth login` or HF_TOKEN")
         why = f"the token is good, but its account may not read this repository ({status})"

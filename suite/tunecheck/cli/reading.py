@@ -157,8 +157,7 @@ def _rows(options: argparse.Namespace) -> None:
     from tunecheck.report.rows import print_rows, problem_of
 
     path = _traces(options.trace or _last_session())[0]
-    trace = read(path)
-    if problem := problem_of(trace):
+    if problem := problem_of(trace := read(path)):
         raise TraceError(f"{path}: {problem}")
     held = {"run": trace.run.name, "rows": trace.records(RowShown)}
     answer(options, held, lambda console: print_rows(trace, console))

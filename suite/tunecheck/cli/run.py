@@ -233,8 +233,7 @@ def _selection(what: list[str]) -> Iterator[str]:
 
 def _forwarded(options: argparse.Namespace) -> Iterator[str]:
     for flag in SESSION_OPTIONS:
-        value = getattr(options, flag.removeprefix("--").replace("-", "_"))
-        if value is True:
+        if (value := getattr(options, flag.removeprefix("--").replace("-", "_"))) is True:
             yield flag
         elif isinstance(value, list):
             yield from (part for each in value for part in (flag, each))
@@ -353,9 +352,8 @@ def _request(options: argparse.Namespace) -> Request:
         return new_request("several", EngineOptions(), (), f"tunecheck fleet --judge {known}", known)
     if not options.engine or not options.what:
         raise ConfigError(["fleet: name an engine and a tier, such as: tunecheck fleet --engine local quick"])
-    own = ENGINES[options.engine].options
     given = {name: value for one in ENGINES.values() for name in one.options if (value := getattr(options, name))}
-    if wrong := sorted(f"--{name}" for name in given if name not in own):
+    if wrong := sorted(f"--{name}" for name in given if name not in ENGINES[options.engine].options):
         raise ConfigError([f"fleet: --engine {options.engine} does not support {', '.join(wrong)}"])
     asked = EngineOptions(nodes=options.nodes, cpus=options.cpus, seconds=options.time, **given)
     list(_selection(options.what))  # raises for a run that is unknown

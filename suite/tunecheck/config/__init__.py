@@ -79,13 +79,11 @@ def find_run(name: str, *, also: Collection[str] = ()) -> RunFile:
     if name.endswith((".yaml", ".yml")):
         if not os.path.isfile(name):
             raise ConfigError([f"there is no file {name!r}; `tunecheck list` shows the runs by name"])
-        file = RunFile(Path(name))
-        if file.tier not in TIERS:
+        if (file := RunFile(Path(name))).tier not in TIERS:
             raise ConfigError(parse(file.path, shown(file.path)).problems or [f"{name}: tier: {_unknown_tier(file)}"])
         return file
     sources = dict.fromkeys([*map(RunFile, run_files()), *run_sources()])  # a comparison by its file, too
-    matches = [source for source in sources if name in (source.name, source.id)]
-    if len(matches) > 1:
+    if len(matches := [source for source in sources if name in (source.name, source.id)]) > 1:
         raise ConfigError([f"{name!r} is in several tiers: name {' or '.join(match.name for match in matches)}"])
     if not matches:
         known = [source.name for source in sources]

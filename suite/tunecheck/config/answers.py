@@ -48,10 +48,9 @@ def settings_for(script: str, folder: Path) -> Settings:
 
     Sections under `scripts` match the script by a glob and come after the common keys. Raises ConfigError.
     """
-    for above in (folder, *folder.parents):
-        for name in FILES:
-            if (path := above / name).is_file() and (table := _table(path)) is not None:
-                return _settings(path, table, script)
+    for path in (above / name for above in (folder, *folder.parents) for name in FILES):
+        if path.is_file() and (table := _table(path)) is not None:
+            return _settings(path, table, script)
     return Settings()
 
 

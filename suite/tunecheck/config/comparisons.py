@@ -72,8 +72,7 @@ def split(document: Document) -> dict[str, Document]:
     """Return the document of each run by entry, "" without `compare:`; a broken entry is a problem of each document."""
     if COMPARE not in document.data:
         return {"": document}
-    given = document.data.pop(COMPARE)
-    if not isinstance(given, dict) or not given:
+    if not isinstance(given := document.data.pop(COMPARE), dict) or not given:
         document.report((COMPARE,), "should be a section with an entry for each run: its name and what it sets, or {}")
         return {"": document}
     for name, settings in given.items():

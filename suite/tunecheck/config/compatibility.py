@@ -23,8 +23,7 @@ def require_count(run: Run) -> None:
     """Require that the model's parameter count is its architecture's, where that is known. Raises ConfigError."""
     if run.model.architecture.model_type not in KNOWN_TYPES:
         return
-    count = sum(map(math.prod, tensor_shapes(run.model.architecture).values()))
-    if count != run.model.parameters:
+    if (count := sum(map(math.prod, tensor_shapes(run.model.architecture).values()))) != run.model.parameters:
         rule = f"should be {count:d}, as model.architecture has it (got {run.model.parameters}): correct one of them"
         raise config_error(run, ("model.parameters", rule))
 
@@ -156,8 +155,7 @@ def _trainer(run: Run) -> Broken:
 
 def incompatibilities(run: Run) -> Broken:
     """Yield what the model's tensors and the data's rows rule out of a run that breaks no rule between its keys."""
-    architecture = run.model.architecture
-    if architecture.model_type in KNOWN_TYPES:
+    if (architecture := run.model.architecture).model_type in KNOWN_TYPES:
         # all layers are alike: 8 are more than any strategy has to tell apart, and a typo must not fill the memory
         fewer = architecture.model_copy(update={"num_hidden_layers": min(architecture.num_hidden_layers, 8)})
         shortened = run.model_copy(update={"model": run.model.model_copy(update={"architecture": fewer})})

@@ -41,9 +41,7 @@ FALLBACK_STEPS: tuple[str, ...] = get_args(FallbackStep)
 
 def as_chain(given: Any) -> Any:
     """Return the steps of a chain: none of "none", one of a name; anything else unchanged, for pydantic to judge."""
-    if given == "none":
-        return []
-    return [given] if isinstance(given, str) else given
+    return [] if given == "none" else [given] if isinstance(given, str) else given
 
 
 Fallback = Annotated[
@@ -349,8 +347,7 @@ class Run(Section):
     @property
     def shards_parameters(self) -> bool:
         """Return whether FSDP2 holds the parameters: sharded over the processes, or offloaded to the CPU."""
-        fsdp = self.parallel is not None and self.parallel.engine == "fsdp"
-        return fsdp or self.training.offload == "parameters"
+        return (self.parallel is not None and self.parallel.engine == "fsdp") or self.training.offload == "parameters"
 
     @property
     def uses_dropout(self) -> bool:

@@ -77,8 +77,7 @@ class Document:
             if key not in target:
                 target[key] = {}
                 self.places[path[:depth]] = place
-            target = target[key]
-            if not isinstance(target, dict):
+            if not isinstance(target := target[key], dict):
                 self.problems.append(f"{place}: {'.'.join(path[:depth])} is not a section, nothing can be set in it")
                 return
         target[path[-1]] = value
@@ -179,11 +178,9 @@ def _locate(node: Node, path: KeyPath, shown: str, document: Document, parents: 
     elif isinstance(node, MappingNode):
         for key, value in node.value:
             inner = (*path, str(key.value) if isinstance(key, ScalarNode) else "?")
-            if inner in document.places:
-                rule = f"given twice, first at {document.places[inner]}: keep one of them"
-                document.places[inner] = _at(key, shown)
-                document.report(inner, rule)
-            document.places[inner] = _at(key, shown)
+            first, document.places[inner] = document.places.get(inner), _at(key, shown)
+            if first is not None:
+                document.report(inner, f"given twice, first at {first}: keep one of them")
             _locate(key, (*inner, "?"), shown, document, (*parents, node))
             _locate(value, inner, shown, document, (*parents, node))
     elif isinstance(node, SequenceNode):

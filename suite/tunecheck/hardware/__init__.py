@@ -89,9 +89,7 @@ def _index(entry: str) -> int | None:
 
 def _shown(gpu: Gpu) -> str | None:
     """Return what a process sees of this GPU: the GPU, its first MIG instance, or None when it has no instance."""
-    if gpu.mig_instances is None:
-        return gpu.uuid
-    return gpu.mig_instances[0].uuid if gpu.mig_instances else None
+    return gpu.uuid if gpu.mig_instances is None else gpu.mig_instances[0].uuid if gpu.mig_instances else None
 
 
 def _match(entry: str, gpus: tuple[Gpu, ...]) -> str | None:

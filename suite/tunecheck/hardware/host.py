@@ -39,20 +39,18 @@ def read_cpu(cpuinfo: Path = Path("/proc/cpuinfo")) -> Cpu:
     model = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
     listed = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", text, re.MULTILINE)
     flags = None if listed is None else frozenset(listed[1].split())
+    # only Linux and the BSDs report the affinity mask
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    if usable is not None and (quota := cpu_quota_cores()) is not None:
+        usable = min(usable, max(1, int(quota)))
     return Cpu(
         model=model and model[1].strip(),
         physical_cores=psutil.cpu_count(logical=False),
         logical_cores=psutil.cpu_count(logical=True),
-        usable_cores=_usable_cores(),
+        usable_cores=usable,
         bf16=None if flags is None else not flags.isdisjoint(("avx512_bf16", "amx_bf16", "bf16")),  # the last is ARM's
         flags=None if flags is None else sha256(" ".join(sorted(flags)).encode()).hexdigest()[:12],
     )
-
-
-def _usable_cores() -> int | None:
-    # Only Linux and the BSDs report the affinity mask.
-    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return affinity if affinity is None or (quota := cpu_quota_cores()) is None else min(affinity, max(1, int(quota)))
 
 
 def read_ram() -> tuple[int | None, int | None]:

@@ -93,8 +93,7 @@ class Runner(Frozen):
         for trial in tries(run, device):
             if why:
                 log.warning(f"{run.name}: out of memory on the GPU; again in a fresh process {_told(trial)}")
-            end = make(TRAIN, trial, **why)
-            if end.outcome == AttemptOutcome.FINISHED:
+            if (end := make(TRAIN, trial, **why)).outcome == AttemptOutcome.FINISHED:
                 self._further(make, run, trial)
             if end.outcome != AttemptOutcome.OUT_OF_MEMORY:
                 break

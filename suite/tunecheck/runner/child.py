@@ -258,8 +258,7 @@ def require_card(device: Any, cards: Sequence[str] | None) -> None:
 
 def cap_memory(device: Any, cap_bytes: int | None) -> int | None:
     """Cap what torch's allocator may take of the card, before it takes any; return the cap, None without one to set."""
-    total_bytes = torch.cuda.get_device_properties(device).total_memory
-    if cap_bytes is None or cap_bytes >= total_bytes:
+    if cap_bytes is None or cap_bytes >= (total_bytes := torch.cuda.get_device_properties(device).total_memory):
         return None
     # the CUDA context and what libraries allocate come on top, so a real card of this size holds a little less
     torch.cuda.set_per_process_memory_fraction(cap_bytes / total_bytes, device)

@@ -107,8 +107,7 @@ def tries(run: Run, device: str) -> Iterator[AttemptStart]:
         before = so_far if step.device == "cuda" else {}
         held = variant(run, before)
         wanted = {path: value for path, value in step.changes(held).items() if value != attrgetter(path)(held)}
-        reason = step.obstacle(held)
-        if not reason and not wanted and step.device == "cuda":
+        if not (reason := step.obstacle(held)) and not wanted and step.device == "cuda":
             reason = "it changes nothing"
         if reason:
             skipped.append(f"{name}: {reason}")

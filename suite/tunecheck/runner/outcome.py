@@ -70,8 +70,7 @@ def ending_of(error: BaseException, device: str, folders: Sequence[Path] = ()) -
     # NCCL's first line says that something failed, and the one below "Last error:" what, as too little shared memory
     last = next((lines[n : n + 2] for n in range(1, len(lines)) if "Last error:" in lines[n]), [])
     text = " ".join(lines[:1] + last)
-    whose = ran_out(error)
-    if whose == "host" and device != "cpu":
+    if (whose := ran_out(error)) == "host" and device != "cpu":
         why = f"the host is out of memory, not the GPU: {text}; a training on the CPU would take more"
         return Outcome(AttemptOutcome.FAILED, why, AttemptCause.HOST_MEMORY)
     if whose:

@@ -132,8 +132,7 @@ def child_main(request: Request, connection: Connection, log: Path) -> None:
         tempfile.tempdir = os.environ["TMPDIR"] = str(request.checkpoint.parent)  # removed, however this process ends
         os.environ[OFFLINE] = "1"  # already there, but for a fork server that somebody else had started
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-        outcome = imported(quiet=True)
-        if outcome is None and request.run.parallel is not None:
+        if (outcome := imported(quiet=True)) is None and request.run.parallel is not None:
             outcome = train_in_ranks(request, connection)
         outcome = outcome or carried_out(lambda: _work(request, connection.send), request.device, request.written)
         file.flush()

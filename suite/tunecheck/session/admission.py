@@ -26,8 +26,7 @@ def obstacle(run: Run, hardware: Hardware) -> str | None:
     if len(cards) < run.gpus:
         return f"needs {run.gpus} GPUs, one for each process; this machine shows {len(cards)}"
     short = [(card, why) for card in cards if (why := shortage(run, card))]
-    roomy = len(cards) - len(short)
-    if roomy >= run.gpus:
+    if (roomy := len(cards) - len(short)) >= run.gpus:
         return None
     _, why = max(short, key=lambda pair: _sizes(pair[0])[0] or 0)
     if run.gpus > 1:
