@@ -79,7 +79,7 @@ def _run_trouble(view: RunView) -> tuple[str, str, str] | None:
     """Return element, message and text for what the run's findings do not show; None when they show it all."""
     if view.outcome == "skipped":
         return "skipped", view.run.reason, ""
-    if view.outcome == "fail" and not view.failures:  # as by a missing GPU under --require-gpu
+    if view.failed_without_check:
         return "failure", view.run.reason, ""
     return ("error", view.reason, "") if view.reason else None
 

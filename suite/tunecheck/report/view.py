@@ -126,6 +126,11 @@ class RunView(Frozen):
         passed, failed, unjudged = self.counts
         return f"{counted(passed, 'check')} passed, {failed} failed; {unjudged} cannot be judged in this training."
 
+    @property
+    def failed_without_check(self) -> bool:
+        """Whether something else than a check failed the run, such as a missing GPU under --require-gpu."""
+        return self.outcome == "fail" and not self.failures
+
     def folded(self, *, expected: bool) -> list[Unjudged]:
         """Return the unjudged checks of this kind by reason; beyond MOST_REASONS the other reasons are one group.
 
