@@ -41,7 +41,12 @@ CONVERSION = 1
 
 def link_folder(source: LocalSource, wanted: Wanted) -> ModelFolder:
     """Return the folder, verified against its own manifest where it has one. Raises PassedOver, WeightsUnavailable."""
-    folder = _expanded(source.path)
+    if unset := re.findall(r"\$\{?(\w+)", path := os.path.expandvars(os.path.expanduser(source.path))):
+        raise PassedOver(f"{source.path}: {unset[0]} is not set")
+    shipped = (configs / "models" / path for configs in configs_folders())
+    folder = next((place for place in shipped if os.path.isdir(place)), Path(path).absolute())
+    if not os.path.isdir(folder):
+        raise PassedOver(f"{folder} does not exist")
     names = model_files(folder)
     record = read_json(folder / MANIFEST) if (folder / MANIFEST).is_file() else {}
     if not (pretrained := record.get("pretrained", True) is True) and not wanted.allow_random:
@@ -90,16 +95,6 @@ def draw(source: RandomSource, wanted: Wanted) -> ModelFolder:
             seal(built, origin, {}, remedy="run again")
 
     return wanted.shelf.keep(target, make, open_sealed)
-
-
-def _expanded(text: str) -> Path:
-    if unset := re.findall(r"\$\{?(\w+)", path := os.path.expandvars(os.path.expanduser(text))):
-        raise PassedOver(f"{text}: {unset[0]} is not set")
-    shipped = [configs / "models" / path for configs in configs_folders()]
-    folder = next((folder for folder in shipped if os.path.isdir(folder)), Path(path).absolute())
-    if not os.path.isdir(folder):
-        raise PassedOver(f"{folder} does not exist")
-    return folder
 
 
 def convert_package(source: PackageSource, wanted: Wanted) -> ModelFolder:

@@ -168,13 +168,10 @@ def without_remedy(damage: WeightsDamaged) -> str:
 
 def read_json(path: Path) -> dict[str, Any]:
     """Return the object in this JSON file. Raises WeightsDamaged when there is none."""
-    try:
-        value = json_of(path)
-    except ValueError:
-        value = None
-    if not isinstance(value, dict):
-        raise damaged(path, "it is not a JSON object", f"delete {path.parent} and fetch it again")
-    return value
+    with contextlib.suppress(ValueError):
+        if isinstance(value := json_of(path), dict):
+            return value
+    raise damaged(path, "it is not a JSON object", f"delete {path.parent} and fetch it again")
 
 
 def stamp_of(path: Path) -> list[int]:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
 from tunecheck.core import evidence
-from tunecheck.core.check import NOTHING_TRAINABLE, Check, NumericCheck, holding, recorded, said_once, some
+from tunecheck.core.check import NOTHING_TRAINABLE, Check, NumericCheck, grouped, holding, recorded, said_once, some
 from tunecheck.core.errors import NotApplicable
 from tunecheck.core.finding import Finding
 from tunecheck.core.premises import OF_THE_RUN, Premise, Source
@@ -370,20 +370,17 @@ class WeightsInUse(NumericCheck):
 
 def by_layer(names: Iterable[str]) -> str:
     """Return all of these names, those of the layers that have the same ones together: "layers.0-3: q_proj, v_proj"."""
-    layers: dict[tuple[str, str], list[int]] = {}
-    for name in names:
-        before, number, behind = re.match(r"(.*?)(?:\.(\d+)\.(.*))?$", name).groups()  # type: ignore[union-attr]
-        layers.setdefault((before, behind or ""), []).extend([] if number is None else [int(number)])
-    together: dict[str, list[str]] = {}
-    for (before, behind), numbers in layers.items():
-        together.setdefault(f"{before}.{_ranges(numbers)}" if numbers else before, []).append(behind)
+    found = (re.match(r"(.*?)(?:\.(\d+)\.(.*))?$", name).groups("") for name in names)  # type: ignore[union-attr]
+    layers = grouped(((before, behind), number) for before, number, behind in found)
+    named = ((f"{before}.{_ranges(at)}" if at[0] else before, behind) for (before, behind), at in layers.items())
+    together = grouped(named)
     return "; ".join(f"{where}: {', '.join(parts)}" if parts[0] else where for where, parts in together.items())
 
 
-def _ranges(numbers: Iterable[int]) -> str:
+def _ranges(numbers: Iterable[str]) -> str:
     """Return whole numbers as ranges: "0-3,7"."""
-    grouped = groupby(enumerate(sorted(set(numbers))), lambda pair: pair[1] - pair[0])
-    runs = ([number for _, number in run] for _, run in grouped)
+    rows = groupby(enumerate(sorted(set(map(int, numbers)))), lambda pair: pair[1] - pair[0])
+    runs = ([number for _, number in row] for _, row in rows)
     return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 

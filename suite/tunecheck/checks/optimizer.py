@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
+from operator import attrgetter
 
 from tunecheck.core import evidence
 from tunecheck.core.check import Check, NumericCheck, recorded, required, said_once, some, unwitnessed, worst_of
@@ -207,12 +208,8 @@ class StepsApplied(Check):
 
 def _without_rate(steps: Sequence[evidence.Step]) -> list[int]:
     """Return the longest run of steps at a rate of 0 that follows one at another rate, as a warm-up's first do not."""
-    longest: list[int] = []
-    for without, run in groupby(steps, key=lambda step: step.without_rate):
-        numbers = [step.step for step in run]
-        if without and numbers[0] != steps[0].step and len(numbers) > len(longest):
-            longest = numbers
-    return longest
+    runs = ([step.step for step in run] for without, run in groupby(steps, attrgetter("without_rate")) if without)
+    return max((numbers for numbers in runs if numbers[0] != steps[0].step), key=len, default=[])
 
 
 class UpdatesMatchAdamw(NumericCheck):

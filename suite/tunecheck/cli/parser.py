@@ -170,7 +170,13 @@ class _Unbroken(io.FileIO):
 @contextlib.contextmanager
 def guarded() -> Iterator[Callable[[], OSError | None]]:
     """Guard the process's own standard streams, not a test's; yield what returns why output did not arrive, or None."""
-    closed = _fill()
+    closed = set()  # the next file that is opened would have its number, and get what libraries and children print
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free number: this one
+            closed.add(number)
     before, taken = {}, dict[str, _Unbroken]()
 
     def lost() -> OSError | None:
@@ -205,15 +211,3 @@ def set_aside() -> Iterator[None]:
     finally:
         os.dup2(kept, 1)
         os.close(kept)
-
-
-def _fill() -> set[int]:
-    """Open what is closed of the three standard files, and return it."""
-    closed = set()  # the next file that is opened would have its number, and get what libraries and children print
-    for number in (0, 1, 2):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free number: this one
-            closed.add(number)
-    return closed

@@ -4,6 +4,7 @@ import json
 import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -64,11 +65,9 @@ def all_problems(errors: Iterable[ConfigError]) -> ConfigError:
 
 def mentions(path: Path, tier: str) -> bool:
     """Return whether the file puts a run into this tier through `also_in`; True for a file that cannot be read."""
-    try:
-        text = read_text(path, YAML_BYTES)
-    except (OSError, UnicodeDecodeError):
-        return True
-    return any(tier in re.findall(r"\w+", listed) for listed in ALSO_IN.findall(text))
+    with suppress(OSError, UnicodeDecodeError):
+        return any(tier in re.findall(r"\w+", listed) for listed in ALSO_IN.findall(read_text(path, YAML_BYTES)))
+    return True
 
 
 def find_run(name: str, *, also: Collection[str] = ()) -> RunFile:

@@ -45,9 +45,12 @@ class Meter:
 
     def stop(self) -> list[Record]:
         """End the sampling process and return its records, the record of their completeness last."""
+        records: list[Record] = []
         if self._child is not None:
             self._end(self._child)
-        records = self._records()
+            for line in self._output.read_text(encoding="utf-8").splitlines():
+                with contextlib.suppress(TraceError):  # of a line that the death of the process cut off
+                    records.append(decode(line)[1])
         samples = [record for record in records if isinstance(record, DeviceSample)]
         health = [record for record in records if isinstance(record, Health)]
         # the sample after the second health reading is of a GPU without the training
@@ -105,14 +108,6 @@ class Meter:
             how = f"was killed by {signal_name(-status)}" if status < 0 else f"ended with status {status}"
             said = last_lines(self._errors, 1)
             self._problem = f"the sampling process {how}" + (f": {said[0].strip()[:300]}" if said else "")
-
-    def _records(self) -> list[Record]:
-        """Return what the sampling process printed, without a line that its death cut off."""
-        records: list[Record] = []
-        for line in self._output.read_text(encoding="utf-8").splitlines() if self._child is not None else ():
-            with contextlib.suppress(TraceError):
-                records.append(decode(line)[1])
-        return records
 
 
 def thinned(samples: Sequence[DeviceSample], most: int = MOST_SAMPLES) -> list[DeviceSample]:

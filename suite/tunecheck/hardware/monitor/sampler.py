@@ -125,10 +125,8 @@ class Card:
 
     def _processes(self) -> list[CardProcess]:
         """Return the processes on the GPU, each once: one that computes and draws is listed as both."""
-        found: dict[int, CardProcess] = {}
-        for kind in ("Graphics", "Compute"):
-            for p in processes_of(self._reader, self._handle, "the GPU", kind) or ():
-                found[p.pid] = replace(p, descendant=self._descends(p.pid))
+        kinds = (processes_of(self._reader, self._handle, "the GPU", kind) for kind in ("Graphics", "Compute"))
+        found = {p.pid: replace(p, descendant=self._descends(p.pid)) for listed in kinds for p in listed or ()}
         return list(found.values())
 
     def _clock_reasons(self) -> dict[str, int] | None:

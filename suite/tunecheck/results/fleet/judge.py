@@ -156,7 +156,11 @@ def _row(answer: Answer, findings: list[Finding], remarks: list[str], causes: _C
         status=Exit.FAIL if failed else answer.status,
         passed=sum(run.passed for run in answer.runs),
         failed=tuple(f"{run.run}: {finding.check}" for run in answer.runs for finding in run.failed),
-        unjudged=tuple(words for run in unjudged for words in _unjudged(run)),
+        unjudged=tuple(
+            f"{run.run}: {', '.join(checks)}: {reason}"
+            for run in unjudged
+            for reason, checks in grouped((finding.detail, finding.check) for finding in run.unjudged).items()
+        ),
         findings=tuple(findings),
         remarks=tuple(dict.fromkeys(remarks)),
         drain="; ".join(dict.fromkeys(_sick(answer, failed, causes))),
@@ -164,11 +168,6 @@ def _row(answer: Answer, findings: list[Finding], remarks: list[str], causes: _C
         session=answer.session,
         age_seconds=max(0.0, time.time() - answer.ended_at),
     )
-
-
-def _unjudged(run: RunAnswer) -> Iterator[str]:
-    by_reason = grouped((finding.detail, finding.check) for finding in run.unjudged)
-    yield from (f"{run.run}: {', '.join(checks)}: {reason}" for reason, checks in by_reason.items())
 
 
 def _own_outcome(answer: Answer) -> NodeOutcome:
