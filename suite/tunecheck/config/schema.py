@@ -10,16 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
-from pydantic import (
-    BeforeValidator,
-    Field,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    WithJsonSchema,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, WithJsonSchema, model_validator
 
 from tunecheck.checks import asked_of
 from tunecheck.core.check import Check
@@ -148,7 +139,7 @@ class Training(Section):
     lr_scheduler: Literal["constant", "linear", "cosine"] = "cosine"
     warmup_ratio: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of max_steps, rounded up, over which the learning rate rises linearly from 0."""
-    weight_decay: NonNegativeFloat = 0.0
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
     weight_decay_on: DecayedTensors = "all"
     """Trained tensors that decay. Many trainers leave out norms and biases, transformers' among them."""
     adam_beta1: Annotated[float, Field(gt=0, lt=1)] = 0.9

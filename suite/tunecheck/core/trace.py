@@ -270,9 +270,8 @@ class TraceWriter:
             path.parent.mkdir(0o700, parents=True, exist_ok=True)
             path.open("ab").close()
         except OSError as error:
-            raise TraceError(
-                f"{path}: cannot be written: {error.strerror}; name another folder for the reports"
-            ) from error
+            why = f"cannot be written: {error.strerror}"
+            raise TraceError(f"{path}: {why}; name another folder for the reports") from error
 
     def write(self, *records: evidence.Record) -> None:
         """Append these records, a line each, in one write. Raises TraceError when the disk refuses them."""

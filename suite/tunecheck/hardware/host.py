@@ -104,12 +104,10 @@ def read_git(folder: Path = _SUITE) -> Git | None:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}  # reading must not stand in the way of a commit
+    env = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}  # reading must not stand in the way of a commit
     command = ["git", "-C", str(folder), *arguments]
     with suppress(OSError, subprocess.TimeoutExpired):
-        done = subprocess.run(
-            command, capture_output=True, stdin=subprocess.DEVNULL, text=True, timeout=5, env=environment
-        )
+        done = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, text=True, timeout=5, env=env)
         return done.stdout.strip() if done.returncode == 0 else None
     return None
 

@@ -313,11 +313,9 @@ def failure(run_name: str, finding: Finding, *, also: Sequence[Finding] = (), no
     return Failure(run=run_name, check=finding.check, rows=shown, status="SUSPECTED" if suspected else "FAILED")
 
 
-def _because(findings: Sequence[Finding]) -> str:
+def _because(found: Sequence[Finding]) -> str:
     """Return these consequences with what they measured: "because of it: loss_oracle (measured 0.4, limit 0.0001)"."""
-    told = [
-        f.check + ("" if f.measured is None else f" (measured {beside_limit(f.measured, f.limit)})") for f in findings
-    ]
+    told = [f.check + ("" if f.measured is None else f" (measured {beside_limit(f.measured, f.limit)})") for f in found]
     return f"because of it: {', '.join(told)}" if told else ""
 
 

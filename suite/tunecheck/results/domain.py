@@ -129,6 +129,7 @@ SCHEDULE = ("create_scheduler", "create_optimizer_and_scheduler")
 EVALUATION = ("evaluate", "evaluation_loop", "prediction_step", "compute_metrics", "preprocess_logits_for_metrics")
 STEP = ("callback", "training_step")
 SAVING = ("_save", "save_model", "_save_checkpoint")
+RESUMING = ("_load_from_checkpoint", "_load_optimizer_and_scheduler", "callback")
 
 LOSS_LINE = r"\bloss\w*\s*[+*/]?=\s*[a-zA-Z_(]|cross_entropy|criterion\("
 LABELS_LINE = r"labels['\"]?\]?(\[[^=]*\])?\s+=[^=]|['\"]labels['\"]\s*:"
@@ -172,10 +173,7 @@ ABOUT: dict[str, tuple[tuple[str, ...], str]] = {
     "evaluation_rows_unseen": ((), r"eval\w*\s*=|split"),
     **dict.fromkeys(("adapter_round_trip", "saved_as_trained", "export_reads_back"), (SAVING, SAVED_LINE)),
     "repeat_equals": (DATA, r"seed|shuffle"),
-    "resume_equals": (
-        (*DATA, "_load_from_checkpoint", "_load_optimizer_and_scheduler", "callback"),
-        r"resume_from_checkpoint",
-    ),
+    "resume_equals": ((*DATA, *RESUMING), r"resume_from_checkpoint"),
 }
 """Check to the parts of a script that it is about, the likeliest first, and what the line at fault may hold."""
 BRANCH = re.compile(r"\s*(if(?!\s+__name__)|elif|else|except|case)\b")

@@ -8,15 +8,7 @@ from pathlib import Path
 from threading import RLock
 from typing import NamedTuple
 
-from tunecheck.core.errors import (
-    BadRow,
-    ConfigError,
-    DataError,
-    GpuUnusable,
-    SuiteError,
-    TraceError,
-    WeightsUnavailable,
-)
+from tunecheck.core import errors
 from tunecheck.core.evidence import AttemptCause, AttemptOutcome
 from tunecheck.core.files import is_disk_full
 from tunecheck.core.helper import signal_name
@@ -47,21 +39,23 @@ def carried_out(work: Callable[[], None], device: str, folders: Sequence[Path] =
     """Run the work, which writes into `folders`. Put what it raises into words; log unexpected tracebacks."""
     try:
         work()
-    except TraceError as error:
+    except errors.TraceError as error:
         return Outcome(AttemptOutcome.FAILED, str(error), AttemptCause.DISK_FULL if _full(folders) else None)
-    except SuiteError as error:
-        return Outcome(outcome_of(error), str(error), AttemptCause.NO_GPU if isinstance(error, GpuUnusable) else None)
+    except errors.SuiteError as error:
+        cause = AttemptCause.NO_GPU if isinstance(error, errors.GpuUnusable) else None
+        return Outcome(outcome_of(error), str(error), cause)
     except Exception as error:
         traceback.print_exc()
         return ending_of(error, device, folders)
     return Outcome(AttemptOutcome.FINISHED)
 
 
-def outcome_of(error: SuiteError) -> AttemptOutcome:
+def outcome_of(error: errors.SuiteError) -> AttemptOutcome:
     """Return the outcome of an attempt that this error ended: a wrong request, missing weights or data, or another."""
-    if isinstance(error, ConfigError | BadRow):
+    if isinstance(error, errors.ConfigError | errors.BadRow):
         return AttemptOutcome.MISCONFIGURED
-    return AttemptOutcome.UNAVAILABLE if isinstance(error, WeightsUnavailable | DataError) else AttemptOutcome.FAILED
+    missing = isinstance(error, errors.WeightsUnavailable | errors.DataError)
+    return AttemptOutcome.UNAVAILABLE if missing else AttemptOutcome.FAILED
 
 
 def ending_of(error: BaseException, device: str, folders: Sequence[Path] = ()) -> Outcome:
