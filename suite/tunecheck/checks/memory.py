@@ -1,6 +1,5 @@
 """Memory during the run and after it: leaks, ceilings, what settings save, and the fallback where it runs out."""
 
-from collections.abc import Iterator
 from itertools import pairwise
 
 from tunecheck.checks.telemetry import MIB, card_memory, on_gpu, other_gpu_processes, telemetry
@@ -258,20 +257,15 @@ class FallbackInOrder(Check):
                 problems.append(f"started again on {after.start.device} after an attempt that {before.ending}")
             elif (after.start.reason, after.start.detail) != (evidence.AttemptReason.OUT_OF_MEMORY, before.end.detail):
                 problems.append(f"the attempt on {after.start.device} does not record the error that caused it")
-        problems += _swallowed(trace)
+        for attempt in trace.attempts:
+            # what torch counted in a finished attempt, less what was recorded for a probe
+            left = sum(failure.error.startswith(ALLOCATOR_ERROR) for failure in attempt.all(evidence.ProbeFailed))
+            for phase in attempt.all(evidence.Phase) if attempt.finished else ():
+                count = phase.out_of_memory_count or 0
+                unexplained, left = max(0, count - left), max(0, left - count)
+                if unexplained:
+                    where = f"{unexplained} times in {phase.name!r}"
+                    problems.append(f"the {attempt.start.purpose} attempt ran out of memory {where} and continued")
         tries = " -> ".join(f"{attempt.start.configuration} on {attempt.start.device}" for attempt in tried)
         fine = f"out of memory, then {tries}" if len(tried) > 1 else f"{tries}, memory never ran out"
         return self.unless(problems, fine)
-
-
-def _swallowed(trace: Trace) -> Iterator[str]:
-    """Yield the out-of-memory errors that torch counted in a finished attempt, less those recorded for a probe."""
-    for attempt in (attempt for attempt in trace.attempts if attempt.finished):
-        of_probes = sum(failure.error.startswith(ALLOCATOR_ERROR) for failure in attempt.all(evidence.ProbeFailed))
-        for phase in attempt.all(evidence.Phase):
-            count = phase.out_of_memory_count or 0
-            explained = min(of_probes, count)
-            of_probes -= explained
-            if not count <= explained:
-                where = f"{count - explained} times in {phase.name!r}"
-                yield f"the {attempt.start.purpose} attempt ran out of memory {where} and continued"

@@ -156,7 +156,12 @@ def throttled(trace: Trace) -> str:
     hottest = max((s.temperature_celsius for s in during if s.temperature_celsius is not None), default=None)
     if found and hottest is not None:
         found.append(f"up to {hottest:.0f} degrees Celsius")
-    return ", ".join(filter(None, [*found, _clock_fall(trace)]))
+    clocks = [s.sm_clock_mhz for s in samples(trace, {"steady"}) if s.sm_clock_mhz is not None]
+    if third := len(clocks) // 3:
+        first, last = sum(clocks[:third]) / third, sum(clocks[-third:]) / third
+        if last < (1 - CLOCK_FALL) * first:
+            found.append(f"the SM clock fell from {first:.0f} to {last:.0f} MHz")
+    return ", ".join(found)
 
 
 def card_memory(trace: Trace, phases: Collection[str]) -> str:
@@ -235,14 +240,6 @@ def _unnamed(trace: Trace, seen: Telemetry, during: list[DeviceSample]) -> str:
         return ""
     extra = max(used) - before - max(reserved) - CONTEXT_BYTES
     return f"processes that the driver does not list ({extra / MIB:,.0f} MiB or more)" if extra > 0 else ""
-
-
-def _clock_fall(trace: Trace) -> str:
-    clocks = [s.sm_clock_mhz for s in samples(trace, {"steady"}) if s.sm_clock_mhz is not None]
-    if not (third := len(clocks) // 3):
-        return ""
-    first, last = sum(clocks[:third]) / third, sum(clocks[-third:]) / third
-    return f"the SM clock fell from {first:.0f} to {last:.0f} MHz" if last < (1 - CLOCK_FALL) * first else ""
 
 
 def _xid(number: int) -> str:

@@ -76,7 +76,18 @@ def split(document: Document) -> dict[str, Document]:
         document.report((COMPARE,), "should be a section with an entry for each run: its name and what it sets, or {}")
         return {"": document}
     for name, settings in given.items():
-        _report(document, name, settings)
+        path = (COMPARE, str(name))
+        if not re.fullmatch(r"[a-z0-9][a-z0-9_.-]*", str(name)):
+            document.report(path, "becomes a part of file names: use small letters, digits, '.', '_' and '-'")
+        if not isinstance(settings, dict):
+            document.report(path, f"should be a section with what this run sets, or {{}} (got {settings!r})")
+            continue
+        for key, value in settings.items():
+            written = [_path(key), *(leaf for leaf, _ in leaves(_path(key), value))]
+            if refused := [keys for keys in written if keys[0] not in VARIED or keys == _path("training.max_steps")]:
+                rule = f"{'.'.join(refused[0])} applies to all runs of a comparison: write it next to compare"
+                hint = nearest(refused[0][0], VARIED)
+                document.report((*path, str(key)), f"{rule}; an entry may set: {', '.join(VARIED)}{hint}")
     readable = {str(name): settings if isinstance(settings, dict) else {} for name, settings in given.items()}
     return {name: _entry(document, name, settings) for name, settings in readable.items()}
 
@@ -87,21 +98,6 @@ def drop_unused(document: Document) -> None:
     for name in {section for known in STRATEGIES.values() for section in known.sections}:
         if strategy is not None and name not in strategy.sections:
             document.data.pop(name, None)
-
-
-def _report(document: Document, name: Any, settings: Any) -> None:
-    path = (COMPARE, str(name))
-    if not re.fullmatch(r"[a-z0-9][a-z0-9_.-]*", str(name)):
-        document.report(path, "becomes a part of file names: use small letters, digits, '.', '_' and '-'")
-    if not isinstance(settings, dict):
-        document.report(path, f"should be a section with what this run sets, or {{}} (got {settings!r})")
-        return
-    for key, value in settings.items():
-        written = [_path(key), *(leaf for leaf, _ in leaves(_path(key), value))]
-        if refused := [keys for keys in written if keys[0] not in VARIED or keys == _path("training.max_steps")]:
-            rule = f"{'.'.join(refused[0])} applies to all runs of a comparison: write it next to compare"
-            hint = nearest(refused[0][0], VARIED)
-            document.report((*path, str(key)), f"{rule}; an entry may set: {', '.join(VARIED)}{hint}")
 
 
 def _path(key: Any) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pkgutil import resolve_name
-from typing import Any, BinaryIO
+from typing import Any
 
 from tunecheck.core.paths import python_path
 
@@ -70,7 +70,9 @@ def ask(
         except BaseException:  # Ctrl-C does not reach the child, which has a session of its own
             kill(child)
             raise
-        return _answer(child.returncode, about, _read(output), _read(errors))
+        for file in (output, errors):
+            file.seek(0)
+        return _answer(child.returncode, about, *(file.read().decode(errors="replace") for file in (output, errors)))
 
 
 def kill(child: subprocess.Popen[bytes]) -> str:
@@ -110,11 +112,6 @@ def _answer(status: int, about: str, output: str, errors: str) -> dict[str, Any]
         memory = " (most likely out of memory)" if -status == signal.SIGKILL else ""
         raise HelperFailed(f"the process for {about} was killed by {signal_name(-status)}{memory}{last}")
     raise HelperFailed(f"the process for {about} ended with status {status} and without an answer{last}")
-
-
-def _read(file: BinaryIO) -> str:
-    file.seek(0)
-    return file.read().decode(errors="replace")
 
 
 def main(function: str) -> None:

@@ -42,14 +42,11 @@ def _times(children: Iterable[psutil.Process]) -> tuple[float, float, float]:
     """Return processor seconds of the machine busy, of this training's processes and these, and of the machine idle."""
     machine = psutil.cpu_times()
     idle = machine.idle + getattr(machine, "iowait", 0.0)
-    return sum(machine[:8]) - idle, sum(map(_seconds, (*_ranks(), *children))), idle
-
-
-def _ranks() -> list[psutil.Process]:
-    """Return this process and, where torchrun's agent has started it, the other ranks on this machine."""
     us = psutil.Process()
+    # torchrun's agent has started the other ranks on this machine, too
     agent = us.parent() if int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > 1 else None
-    return [us] if agent is None else agent.children()
+    ranks = [us] if agent is None else agent.children()
+    return sum(machine[:8]) - idle, sum(map(_seconds, (*ranks, *children))), idle
 
 
 def _seconds(process: psutil.Process) -> float:

@@ -79,6 +79,8 @@ def _sides(path: Path) -> dict[str, _Side]:
 
 def _compared(name: str, first: _Side, second: _Side, store: Store) -> Comparison:
     (row_a, a), (row_b, b) = first, second
+    before, after = ({finding.check: str(finding.status) for finding in row.findings} for row in (row_a, row_b))
+    told = [(check, *(of.get(check, "not in this run") for of in (before, after))) for check in before | after]
     incomparable = _incomparable(a, b)
     known: list[HistoryEntry] = []
     differences: tuple[Difference, ...] = ()
@@ -91,7 +93,7 @@ def _compared(name: str, first: _Side, second: _Side, store: Store) -> Compariso
     return Comparison(
         run=name,
         outcomes=(row_a.outcome, row_b.outcome),
-        answers=tuple(_answers(row_a, row_b)),
+        answers=tuple(f"{check}: {old} → {new}" for check, old, new in told if old != new),
         changed=changed(a, b) if a and b else "",
         incomparable=incomparable,
         disturbed=tuple(f"{side}: {row.cpu_contention}" for side, row in (("A", row_a), ("B", row_b)) if row.too_busy),
@@ -119,11 +121,3 @@ def _differences(a: HistoryEntry, b: HistoryEntry, known: list[HistoryEntry]) ->
             status, last_good = compare_pair(figure, before, after, values)
             room, relative = abs(last_good - before), change(before, after)
             yield Difference(figure=name, before=before, after=after, status=status, room=room, change=relative)
-
-
-def _answers(a: RunReport, b: RunReport) -> Iterator[str]:
-    first, second = ({finding.check: str(finding.status) for finding in row.findings} for row in (a, b))
-    for check in {**first, **second}:
-        before, after = (side.get(check, "not in this run") for side in (first, second))
-        if before != after:
-            yield f"{check}: {before} → {after}"

@@ -302,9 +302,12 @@ def workflow_commands(report: Report, environment: Mapping[str, str]) -> list[st
     if environment.get("GITHUB_ACTIONS") != "true":
         return []
     view = session_view(report)
+    errors = [(f"{told.run}: {told.check}", "\n".join(told.lines)) for told in view.failures]  # first: room is short
+    lost = [run for run in view.runs if run.outcome in ("fail", "error", "inconclusive") and not run.failures]
+    errors += [(f"{run.name}: {run.outcome}", one_line(run.reason or run.run.reason)) for run in lost]
     warnings = [(f"{found.run}: {found.check}, suspected", "\n".join(found.lines)) for found in view.suspicions]
     warnings += [(title, one_line(sentence)) for status, title, sentence in view.figures if status == "worse"]
-    return [*_commands("error", list(_troubles(view))), *_commands("warning", warnings)]
+    return [*_commands("error", errors), *_commands("warning", warnings)]
 
 
 def _commands(level: str, troubles: list[tuple[str, str]]) -> list[str]:
@@ -314,14 +317,6 @@ def _commands(level: str, troubles: list[tuple[str, str]]) -> list[str]:
         rest = len(lines) - MOST_ANNOTATIONS + 1
         lines[MOST_ANNOTATIONS - 1 :] = [f"::{level} title=tunecheck::{rest} more: see the summary of this step"]
     return lines
-
-
-def _troubles(view: SessionView) -> Iterator[tuple[str, str]]:
-    """Yield failed checks first, since room is short; then runs without a judgement."""
-    yield from ((f"{told.run}: {told.check}", "\n".join(told.lines)) for told in view.failures)
-    for run in view.runs:
-        if run.outcome in ("fail", "error", "inconclusive") and not run.failures:
-            yield f"{run.name}: {run.outcome}", one_line(run.reason or run.run.reason)
 
 
 def _command_text(text: str) -> str:

@@ -6,7 +6,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from statistics import median
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, Group
 from rich.live import Live
 from rich.padding import Padding
 from rich.text import Text
@@ -155,7 +155,12 @@ def watcher(console: Console) -> Iterator[Callable[..., None]]:
         news = {name: line for name, line in lines.items() if told.get(name) != line}
         told.update(news)
         if table is not None and news:
-            table.update(_live_table(heard, told))
+            counts = Counter(one.state for one in heard.values())
+            said = [*(f"{number} {state}" for state, number in counts.items() if state), f"{counts['']} not asked"]
+            shown = PlainTable(gap=2)
+            for name, words in list(told.items())[-MOST_LIVE:]:
+                shown.add_row(Text(name), Text(words, overflow="ellipsis", no_wrap=True))
+            table.update(Group(Text(f"{len(heard)} places: {', '.join(said)}", style="bold"), shown))
         for name, words in news.items() if table is None else ():
             console.print(Text(f"  {name}: {words}" if name else f"  {words}"), soft_wrap=True)
 
@@ -171,12 +176,3 @@ def _state(heard: Heard) -> str:
         return f"problem: {answer.problem}"
     runs = ", ".join(f"{run.run} {run.outcome}, {run.passed} passed, {len(run.failed)} failed" for run in answer.runs)
     return f"{runs or f'status {answer.status}'}, {human_seconds(answer.ended_at - answer.began_at)}"
-
-
-def _live_table(heard: Mapping[str, Heard], told: dict[str, str]) -> RenderableType:
-    counts = Counter(one.state for one in heard.values())
-    said = ", ".join([*(f"{number} {state}" for state, number in counts.items() if state), f"{counts['']} not asked"])
-    table = PlainTable(gap=2)
-    for name, words in list(told.items())[-MOST_LIVE:]:
-        table.add_row(Text(name), Text(words, overflow="ellipsis", no_wrap=True))
-    return Group(Text(f"{len(heard)} places: {said}", style="bold"), table)

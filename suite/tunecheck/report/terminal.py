@@ -34,7 +34,10 @@ def print_report(report: Report, console: Console, *, failures: bool = True, so_
     for comparison in view.comparisons:
         printer.comparison(comparison)
     for run in view.table:
-        printer.notes(run)
+        for kind, sentences in run.remarks.items():
+            for sentence in sentences if kind != "CPU contention" or run.run.too_busy else ():
+                printer.block(f"{run.name}: {sentence}", "yellow")
+        printer.reason(run)
     printer.judged((*(view.failures if failures else ()), *view.suspicions), view.runs)
     printer.history(view)
     printer.coverage(view)
@@ -65,7 +68,10 @@ def print_benchmark(report: Report, console: Console) -> None:
     """Print the trainers side by side, what failed or is unjudged in any turn, and the verdict last."""
     printer, view = _Printer(console), session_view(report)
     for benchmark in view.benchmarks:
-        printer.benchmark(benchmark)
+        table = PlainTable(*benchmark.heads, right=slice(2, None))
+        for row in benchmark.rows:
+            table.add_row(*map(printer.text, row))
+        printer.titled(benchmark, table)
     for run in view.runs:
         printer.reason(run)
     printer.judged((*view.failures, *view.suspicions), view.runs)
@@ -141,24 +147,12 @@ class _Printer:
             table.add_row(*(self.lines(cell) for cell in cells))
         self.titled(comparison, table)
 
-    def benchmark(self, benchmark: SideBySide) -> None:
-        table = PlainTable(*benchmark.heads, right=slice(2, None))
-        for row in benchmark.rows:
-            table.add_row(*map(self.text, row))
-        self.titled(benchmark, table)
-
     def titled(self, compared: SideBySide, table: PlainTable) -> None:
         self.block(f"{compared.title}: {compared.ranking}", "bold", table)
         for note in compared.notes:
             self.console.print(self.text(note))
         if compared.notes:
             self.console.print()
-
-    def notes(self, run: RunView) -> None:
-        for kind, sentences in run.remarks.items():
-            for sentence in sentences if kind != "CPU contention" or run.run.too_busy else ():
-                self.block(f"{run.name}: {sentence}", "yellow")
-        self.reason(run)
 
     def reason(self, run: RunView) -> None:
         if run.reason:

@@ -125,7 +125,9 @@ def carry_out(request: Request, progress: Callable[[Step], None], rank: int = 0)
         writer.write(read_back.merged(_session(request, device), request.saved))
         return
     held = _train(request, device, cap_bytes, writer, progress)
-    _let_go(device)
+    gc.collect()
+    if device.type == "cuda":  # cuBLAS's workspaces: up to 64 MiB that no tensor holds
+        torch._C._cuda_clearCublasWorkspaces()
     tensors_after, size_after = _live(device)
     writer.write(Released(tensors=tensors_after - tensors, bytes=size_after - size, session_bytes=held - size))
 
@@ -227,13 +229,6 @@ def _in_phases(
                     phase.enter_context(phases.phase("steady"))
 
         yield after_step
-
-
-def _let_go(device: Any) -> None:
-    """What nobody holds is given back to the allocator, cuBLAS's workspaces too: up to 64 MiB that no tensor holds."""
-    gc.collect()
-    if device.type == "cuda":
-        torch._C._cuda_clearCublasWorkspaces()
 
 
 def _live(device: Any) -> tuple[int, int]:

@@ -121,7 +121,12 @@ def _trend(figure: Figure, held: Sequence[HistoryEntry], comparison: FigureCompa
     scale = MIB if figure.unit == "bytes" else 1
     points = tuple((place, entry.figures[figure.name] / scale) for place, entry in enumerate(held, start=1))
     series = [Series(name="each session", points=points)]
+    better = "lower" if figure.lower_is_better else "higher"
+    note = f"{held[0].started_at[:10]} to {held[-1].started_at[:10]}; {better} is better."
     limits = {}
+    if comparison is not None and comparison.status != "steady":
+        after = f", after {comparison.sessions} sessions" if comparison.status == "no baseline" else ""
+        note += f" This session: {STATUS_TITLES.get(comparison.status, comparison.status).lower()}{after}."
     if comparison is not None and comparison.median is not None and comparison.limit is not None:
         median = comparison.median / scale
         series.append(Series(name=baseline_source(comparison), points=((1, median), (len(held), median))))
@@ -132,15 +137,6 @@ def _trend(figure: Figure, held: Sequence[HistoryEntry], comparison: FigureCompa
         unit="MiB" if figure.unit == "bytes" else figure.unit,
         series=tuple(series),
         limits=limits,
-        note=_note(figure, held, comparison),
+        note=note,
         of_sessions=True,
     )
-
-
-def _note(figure: Figure, held: Sequence[HistoryEntry], comparison: FigureComparison | None) -> str:
-    better = "lower" if figure.lower_is_better else "higher"
-    span = f"{held[0].started_at[:10]} to {held[-1].started_at[:10]}; {better} is better."
-    if comparison is None or comparison.status == "steady":
-        return span
-    after = f", after {comparison.sessions} sessions" if comparison.status == "no baseline" else ""
-    return f"{span} This session: {STATUS_TITLES.get(comparison.status, comparison.status).lower()}{after}."
