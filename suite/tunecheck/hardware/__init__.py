@@ -76,7 +76,13 @@ def visible_devices(
     found: list[str] = []
     for position, entry in enumerate(entries, start=1):
         if (uuid := _match(entry, gpus)) is None:
-            return tuple(found), _unmatched(entry, position, len(entries), gpus)
+            if entry in ("", "-1") and position == len(entries):  # the usual ways to say "none" and "no more"
+                return tuple(found), None
+            known = ", ".join(f"{gpu.index} = {gpu.uuid}" for gpu in gpus) or "none"
+            return tuple(found), (
+                f"entry {position} of CUDA_VISIBLE_DEVICES, {entry!r}, does not identify one GPU or MIG instance, so "
+                f"CUDA ignores it and all after it; the GPUs are: {known}"
+            )
         if uuid in found:
             return (), f"CUDA_VISIBLE_DEVICES={variable!r} names a GPU twice, so CUDA shows none"
         found.append(uuid)
@@ -101,13 +107,3 @@ def _match(entry: str, gpus: tuple[Gpu, ...]) -> str | None:
     shown |= {instance.uuid: instance.uuid for gpu in gpus for instance in gpu.mig_instances or ()}
     matches = [uuid for name, uuid in shown.items() if name.startswith(entry)]
     return matches[0] if len(matches) == 1 else None
-
-
-def _unmatched(entry: str, position: int, entries: int, gpus: tuple[Gpu, ...]) -> str | None:
-    if entry in ("", "-1") and position == entries:  # the usual ways to say "none" and "no more"
-        return None
-    known = ", ".join(f"{gpu.index} = {gpu.uuid}" for gpu in gpus) or "none"
-    return (
-        f"entry {position} of CUDA_VISIBLE_DEVICES, {entry!r}, does not identify one GPU or MIG instance, so CUDA "
-        f"ignores it and all after it; the GPUs are: {known}"
-    )

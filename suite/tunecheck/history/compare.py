@@ -81,7 +81,14 @@ def _compared(name: str, first: _Side, second: _Side, store: Store) -> Compariso
     (row_a, a), (row_b, b) = first, second
     before, after = ({finding.check: str(finding.status) for finding in row.findings} for row in (row_a, row_b))
     told = [(check, *(of.get(check, "not in this run") for of in (before, after))) for check in before | after]
-    incomparable = _incomparable(a, b)
+    incomparable = "the training of one of them did not finish"
+    if a and b:
+        pairs = {
+            "they trained different things (fingerprints {} and {})": (a.key.fingerprint, b.key.fingerprint),
+            "they ran on different devices ({} and {})": (a.key.device, b.key.device),
+            "their libraries differ in a major version ({} and {})": (a.key.majors, b.key.majors),
+        }
+        incomparable = next((words.format(old, new) for words, (old, new) in pairs.items() if old != new), "")
     known: list[HistoryEntry] = []
     differences: tuple[Difference, ...] = ()
     if a and b and not incomparable:
@@ -100,17 +107,6 @@ def _compared(name: str, first: _Side, second: _Side, store: Store) -> Compariso
         sessions=len(known) if len(known) >= FEWEST_SESSIONS else 0,
         differences=differences,
     )
-
-
-def _incomparable(a: HistoryEntry | None, b: HistoryEntry | None) -> str:
-    if a is None or b is None:
-        return "the training of one of them did not finish"
-    pairs = {
-        "they trained different things (fingerprints {} and {})": (a.key.fingerprint, b.key.fingerprint),
-        "they ran on different devices ({} and {})": (a.key.device, b.key.device),
-        "their libraries differ in a major version ({} and {})": (a.key.majors, b.key.majors),
-    }
-    return next((words.format(old, new) for words, (old, new) in pairs.items() if old != new), "")
 
 
 def _differences(a: HistoryEntry, b: HistoryEntry, known: list[HistoryEntry]) -> Iterator[Difference]:

@@ -154,7 +154,9 @@ def compare_to_baseline(
     )
     if known is None or (accepted is None and sessions < FEWEST_SESSIONS):
         return alone
-    confirmed = figure.sessions == 1 or _was_worse(figure, finite, accepted)
+    confirmed, earlier = figure.sessions == 1, finite[:-1]
+    if not confirmed and finite and (accepted or len(earlier) >= FEWEST_SESSIONS):  # by the session before
+        confirmed = judge(figure, finite[-1], accepted or baseline_of(earlier), confirmed=True)[0] == "worse"
     status, last_good = judge(figure, value, known, confirmed=confirmed)
     return replace(alone, status=status, median=known.median, limit=last_good, baseline=baseline)
 
@@ -164,11 +166,3 @@ def compare_pair(figure: Figure, before: float, after: float, history: Sequence[
     scatter = baseline_of(history).deviation if len(history) >= FEWEST_SESSIONS else None
     around = FigureBaseline(median=before, deviation=scatter or 0.0, sessions=len(history))
     return judge(figure, after, around, confirmed=scatter is not None or figure.sessions == 1)
-
-
-def _was_worse(figure: Figure, before: Sequence[float], accepted: FigureBaseline | None) -> bool:
-    """Return whether the last of these values was itself beyond the limit that it was compared with."""
-    earlier = before[:-1]
-    if not before or (accepted is None and len(earlier) < FEWEST_SESSIONS):
-        return False
-    return judge(figure, before[-1], accepted or baseline_of(earlier), confirmed=True)[0] == "worse"

@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from tunecheck.core.evidence import CardProcess, DeviceSample, Health, Record
+from tunecheck.core.evidence import DeviceSample, Health, Record
 from tunecheck.core.helper import die_with_parent
 from tunecheck.core.trace import encode
 from tunecheck.hardware.facts import NvmlState
@@ -92,7 +92,10 @@ class Card:
         """Return one reading; `process_id` is the training process or what started it, None before there is one."""
         at = self._clock()
         self._training = process_id or self._training
-        processes = self._processes()
+        kinds = (processes_of(self._reader, self._handle, "the GPU", kind) for kind in ("Graphics", "Compute"))
+        # each once: one that computes and draws is listed as both
+        found = {p.pid: replace(p, descendant=self._descends(p.pid)) for listed in kinds for p in listed or ()}
+        processes = list(found.values())
         own = [p for p in processes if process_id is not None and (p.pid == process_id or p.descendant)]
         xids, events = self._news()
         return DeviceSample(
@@ -122,12 +125,6 @@ class Card:
 
     def _ask(self, function: str, *arguments: Any) -> Any:
         return self._reader.ask(function, self._handle, *arguments, about="the GPU")
-
-    def _processes(self) -> list[CardProcess]:
-        """Return the processes on the GPU, each once: one that computes and draws is listed as both."""
-        kinds = (processes_of(self._reader, self._handle, "the GPU", kind) for kind in ("Graphics", "Compute"))
-        found = {p.pid: replace(p, descendant=self._descends(p.pid)) for listed in kinds for p in listed or ()}
-        return list(found.values())
 
     def _clock_reasons(self) -> dict[str, int] | None:
         bits = self._ask("nvmlDeviceGetCurrentClocksEventReasons")
