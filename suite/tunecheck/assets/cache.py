@@ -113,16 +113,14 @@ def shelf(model: str, *, kind: str = "models", lock_seconds: float = LOCK_SECOND
         if not lock.acquire(min(1.0, lock_seconds)):
             log.info(f"{model}: waiting for process {lock.holder}, which is working on {folder}")
             if not lock.acquire(max(0.0, lock_seconds - 1.0)):
-                raise WeightsUnavailable(
-                    f"{model}: process {lock.holder} still holds {lock.path} after {lock_seconds:g} s. "
-                    "What to do: wait for it or end it; the lock is released with the process."
-                )
+                remedy = "What to do: wait for it or end it; the lock is released with the process."
+                why = f"process {lock.holder} still holds {lock.path} after {lock_seconds:g} s"
+                raise WeightsUnavailable(f"{model}: {why}. {remedy}")
     except OSError as error:
         if error.errno not in _READ_ONLY or not os.path.isdir(folder):  # False of a closed one
-            raise WeightsUnavailable(
-                f"{model}: the cache folder {folder} cannot be used: {error.strerror}. "
-                "What to do: give write access to it, or set TUNECHECK_CACHE to another folder."
-            ) from error
+            remedy = "What to do: give write access to it, or set TUNECHECK_CACHE to another folder."
+            why = f"the cache folder {folder} cannot be used: {error.strerror}"
+            raise WeightsUnavailable(f"{model}: {why}. {remedy}") from error
     else:
         for leftover in folder.glob(".building-*"):  # whoever held the lock before is dead or done
             shutil.rmtree(leftover, ignore_errors=True)

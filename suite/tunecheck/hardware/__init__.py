@@ -79,10 +79,8 @@ def visible_devices(
             if entry in ("", "-1") and position == len(entries):  # the usual ways to say "none" and "no more"
                 return tuple(found), None
             known = ", ".join(f"{gpu.index} = {gpu.uuid}" for gpu in gpus) or "none"
-            return tuple(found), (
-                f"entry {position} of CUDA_VISIBLE_DEVICES, {entry!r}, does not identify one GPU or MIG instance, so "
-                f"CUDA ignores it and all after it; the GPUs are: {known}"
-            )
+            named = f"entry {position} of CUDA_VISIBLE_DEVICES, {entry!r}, does not identify one GPU or MIG instance"
+            return tuple(found), f"{named}, so CUDA ignores it and all after it; the GPUs are: {known}"
         if uuid in found:
             return (), f"CUDA_VISIBLE_DEVICES={variable!r} names a GPU twice, so CUDA shows none"
         found.append(uuid)

@@ -53,10 +53,8 @@ def accepted_from(entries: Sequence[HistoryEntry], *, run: str) -> AcceptedBasel
     }
     if not figures:
         on = f" on {same[-1].key.device}" if same else ""
-        raise HistoryError(
-            f"{run}: no baseline: {len(same)} of {FEWEST_SESSIONS} passed sessions of the same configuration{on}; "
-            "run it more often first"
-        )
+        told = f"{len(same)} of {FEWEST_SESSIONS} passed sessions of the same configuration{on}"
+        raise HistoryError(f"{run}: no baseline: {told}; run it more often first")
     today = datetime.now(UTC).date().isoformat()
     return AcceptedBaseline(run=run, key=same[-1].key, accepted_at=today, versions=same[-1].versions, figures=figures)
 

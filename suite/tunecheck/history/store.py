@@ -273,10 +273,8 @@ class Store:
 
     def _explained(self, error: Exception) -> HistoryError:
         if isinstance(error, sqlite3.OperationalError) and "locked" in str(error):
-            return HistoryError(
-                f"{self.path}: another process has been writing for {self._wait_seconds:g} s; "
-                "`tunecheck history --rebuild` adds later what is missing"
-            )
+            why = f"another process has been writing for {self._wait_seconds:g} s"
+            return HistoryError(f"{self.path}: {why}; `tunecheck history --rebuild` adds later what is missing")
         if isinstance(error, sqlite3.OperationalError | OSError):
             return HistoryError(f"{self.path}: cannot be used ({error}); name another file in TUNECHECK_HISTORY")
         return HistoryDamaged(f"{self.path}: damaged ({error}); {_WAY_OUT}")

@@ -291,10 +291,9 @@ def append_summary(report: Report, environment: Mapping[str, str]) -> None:
         with open(path, "a", encoding="utf-8", errors="backslashreplace") as file:
             file.write(f"{summary_markdown(report)}\n")
     except OSError as error:
-        raise SuiteError(
-            f"$GITHUB_STEP_SUMMARY: {path} cannot be written ({error.strerror or error}); the same text is in "
-            "summary.md of the session's folder"
-        ) from error
+        why = f"{path} cannot be written ({error.strerror or error})"
+        remedy = "the same text is in summary.md of the session's folder"
+        raise SuiteError(f"$GITHUB_STEP_SUMMARY: {why}; {remedy}") from error
 
 
 def workflow_commands(report: Report, environment: Mapping[str, str]) -> list[str]:

@@ -51,10 +51,8 @@ def session_report(folder: Path) -> Report:
     if (folder / VERDICT_FILE).exists():
         return VERDICTS.read(folder / VERDICT_FILE)
     if not (files := listed(folder, "*.jsonl")):
-        raise TraceError(
-            f"{folder}: holds neither {VERDICT_FILE} nor a trace (*.jsonl); name the folder of a session, such as "
-            "reports/runs/<session>"
-        )
+        remedy = "name the folder of a session, such as reports/runs/<session>"
+        raise TraceError(f"{folder}: holds neither {VERDICT_FILE} nor a trace (*.jsonl); {remedy}")
     traces: list[Trace] = []
     rows: list[RunReport] = []
     for path in files:

@@ -175,10 +175,8 @@ def _tell_progress(run: Run, step: Step) -> None:
     if step.step % max(1, last // 10) and step.step + 1 != last:
         return
     memory = f", {step.allocated_bytes / 2**20:,.0f} MiB" if step.allocated_bytes else ""
-    log.info(
-        f"{run.name}: step {step.step + 1}/{last}, loss {step.loss:.4f}, "
-        f"{step.tokens / max(step.seconds, 1e-9):,.0f} tokens/s{memory}"
-    )
+    rate = step.tokens / max(step.seconds, 1e-9)
+    log.info(f"{run.name}: step {step.step + 1}/{last}, loss {step.loss:.4f}, {rate:,.0f} tokens/s{memory}")
 
 
 def _told(trial: AttemptStart) -> str:
@@ -200,10 +198,9 @@ def scratch_folder() -> Iterator[Path]:
             fcntl.flock(stack.enter_context(made.open("w")), fcntl.LOCK_EX)
             made.rename(folder / _OWNED)  # locked before it bears the name: nobody takes it for an orphan in between
         except OSError as error:
-            raise SuiteError(
-                f"no temporary folder can be made in {tempfile.gettempdir() if folder else 'any of the usual places'}: "
-                f"{error.strerror or error}; free some space, or set TMPDIR to a writable folder"
-            ) from error
+            where = tempfile.gettempdir() if folder else "any of the usual places"
+            why = f"no temporary folder can be made in {where}: {error.strerror or error}"
+            raise SuiteError(f"{why}; free some space, or set TMPDIR to a writable folder") from error
         yield folder
 
 

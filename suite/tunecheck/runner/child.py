@@ -245,10 +245,8 @@ def require_card(device: Any, cards: Sequence[str] | None) -> None:
     leased, seen = bare_uuid(card).lower(), bare_uuid(shown).lower()
     # torch may not tell a UUID, and a MIG instance's in other words
     if card.startswith("GPU-") and len(leased) == len(seen) == 36 and leased != seen:
-        raise Unsupported(
-            f"the run has a lease on {card}, but torch shows {shown}: CUDA was initialised before {VISIBLE} was set. "
-            "What to do: run without --in-process, or set that variable yourself"
-        )
+        why = f"the run has a lease on {card}, but torch shows {shown}: CUDA was initialised before {VISIBLE} was set"
+        raise Unsupported(f"{why}. What to do: run without --in-process, or set that variable yourself")
 
 
 def cap_memory(device: Any, cap_bytes: int | None) -> int | None:

@@ -95,10 +95,8 @@ class TierSession:
             trial.touch()
             trial.unlink()
         except OSError as error:
-            raise TraceError(
-                f"{self.folder}: no report can be written there: {error.strerror}. "
-                "What to do: set TUNECHECK_REPORTS to a writable folder"
-            ) from error
+            why = f"{self.folder}: no report can be written there: {error.strerror}"
+            raise TraceError(f"{why}. What to do: set TUNECHECK_REPORTS to a writable folder") from error
 
     def train(self, run: Run) -> Trace:
         """Train the run, at the first call, and return its trace; crashes, hangs and missing weights are in the trace.

@@ -69,10 +69,8 @@ class Cards(Frozen):
                     raise SuiteError(f"{reason}. What to do: end that process, or wait for it")
                 raise MachineTooSmall(reason)
             if time.monotonic() > deadline:
-                raise SuiteError(
-                    f"{run.name} waited {self.wait_seconds:g} s for {_whose(busy)}. What to do: wait for that session "
-                    "or end it; the lease ends with its process"
-                )
+                remedy = "What to do: wait for that session or end it; the lease ends with its process"
+                raise SuiteError(f"{run.name} waited {self.wait_seconds:g} s for {_whose(busy)}. {remedy}")
             if not reported:
                 log.info(f"{run.name}: waits for {_whose(busy)}")
                 reported = True
@@ -112,10 +110,9 @@ def _acquired(card: Gpu) -> OwnedLock | None:
     try:
         return lock if lock.acquire() else None
     except OSError as error:
-        raise SuiteError(
-            f"the GPU leases in {lock.path.parent} cannot be used: {error.strerror or error}. "
-            "What to do: give write access to it, or set TUNECHECK_CACHE to another folder"
-        ) from error
+        remedy = "What to do: give write access to it, or set TUNECHECK_CACHE to another folder"
+        why = f"the GPU leases in {lock.path.parent} cannot be used: {error.strerror or error}"
+        raise SuiteError(f"{why}. {remedy}") from error
 
 
 def _whose(busy: list[Gpu]) -> str:

@@ -43,11 +43,9 @@ class RayCluster:
             _reach(options.address)
             ray.init(address=options.address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
         except Exception as error:  # ConnectionError without a cluster, RuntimeError for another version of Ray
-            words = one_line(str(error), 400).rstrip(".")
-            raise SuiteError(
-                f"--engine ray: no Ray cluster at {options.address}: {words}. What to do: run `ray start --head` "
-                "there, or give its address with --address"
-            ) from None
+            words = f"no Ray cluster at {options.address}: {one_line(str(error), 400).rstrip('.')}"
+            remedy = "What to do: run `ray start --head` there, or give its address with --address"
+            raise SuiteError(f"--engine ray: {words}. {remedy}") from None
         self._tasks: dict[Any, tuple[Place, Any]] = {}
         self._groups: list[tuple[Any, Sequence[Place], Request]] = []
         """Reservations that are waited for."""

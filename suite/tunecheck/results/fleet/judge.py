@@ -67,10 +67,8 @@ def clock_remark(answer: Answer, asked_at: float, seen_at: float) -> str:
     ahead, behind = answer.ended_at - seen_at, asked_at - answer.began_at
     if (apart := max(ahead, behind)) <= 5:  # the times of a file on a shared file system lag by that much
         return ""
-    return (
-        f"its clock is at least {human_seconds(apart)} {'ahead' if ahead > behind else 'behind'}: the times in its "
-        "reports and logs are off, and tickets of the cluster may expire; set it by NTP"
-    )
+    off = "the times in its reports and logs are off, and tickets of the cluster may expire; set it by NTP"
+    return f"its clock is at least {human_seconds(apart)} {'ahead' if ahead > behind else 'behind'}: {off}"
 
 
 def _by_kind(answers: Sequence[Answer]) -> tuple[defaultdict[str, list[Finding]], defaultdict[str, list[str]]]:
