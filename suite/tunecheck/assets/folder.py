@@ -72,10 +72,9 @@ def weight_files(folder: Path) -> tuple[str, ...]:
     if (folder / _WEIGHTS).is_file():
         return (_WEIGHTS,)
     if pickles := sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern)):
-        raise PassedOver(
-            f"{folder} has no {_WEIGHTS}, only {pickles[0]}: pickled weights are refused, since loading them runs "
-            "whatever code is in them; save the model with save_pretrained to get safetensors"
-        )
+        why = "pickled weights are refused, since loading them runs whatever code is in them"
+        remedy = "save the model with save_pretrained to get safetensors"
+        raise PassedOver(f"{folder} has no {_WEIGHTS}, only {pickles[0]}: {why}; {remedy}")
     raise PassedOver(f"{folder} has no {_WEIGHTS}")
 
 

@@ -41,10 +41,8 @@ def resolve(data: Data, *, instead: bool = True) -> tuple[Dataset, Data]:
         return _delivered(data, data.hub)
     except PassedOver as reason:
         if not instead:
-            raise DataError(
-                f"{data.name}: {reason}. What to do: run `tunecheck fetch {data.name}` where there is a network; "
-                f"without it runs use {_identifier(data)}."
-            ) from None
+            remedy = f"What to do: run `tunecheck fetch {data.name}` where there is a network"
+            raise DataError(f"{data.name}: {reason}. {remedy}; without it runs use {_identifier(data)}.") from None
         log.warning(f"{data.name}: {reason}; the rows of {_identifier(data)} are used instead")
         return dataclasses.replace(_files(data), instead_of=f"{data.hub.id}/{data.hub.file}: {reason}"), data
 

@@ -18,11 +18,8 @@ def parser() -> Parser:
     told = "Check that LLM fine-tuning is correct: your own training, or reference runs on this machine."
     parser = Parser(prog="tunecheck", description=told)
     parser.add_argument("--version", action="version", version=f"tunecheck {__version__}")
-    parser.add_argument(
-        "--configs",
-        metavar="FOLDER",
-        help="folder with your runs, models and data (default: $TUNECHECK_CONFIGS, else ./configs)",
-    )
+    told = "folder with your runs, models and data (default: $TUNECHECK_CONFIGS, else ./configs)"
+    parser.add_argument("--configs", metavar="FOLDER", help=told)
     parser.set_defaults(parser=parser)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for group in (run, runs, reading):

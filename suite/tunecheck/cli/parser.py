@@ -20,12 +20,11 @@ from tunecheck.core.text import one_line, printable
 from tunecheck.core.unexpected import unexpected
 from tunecheck.core.units import count_option, seconds_option
 from tunecheck.results import Exit
+from tunecheck.session import FLAG as FLAG
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-FLAG: dict[str, Any] = {"action": "store_true"}
-"""Keywords of `add_argument` for an option without a value."""
 COUNT: dict[str, Any] = {"type": count_option, "metavar": "N"}
 TIME: dict[str, Any] = {"type": seconds_option, "metavar": "TIME"}
 """Keywords of `add_argument` for an option that takes a whole number, and for one that takes a time."""

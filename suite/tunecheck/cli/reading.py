@@ -34,15 +34,10 @@ LAST = "default: the last session of ./reports/runs"
 
 def add_commands(commands: Any) -> None:
     """Add `explain`, `judge`, `rows`, `page`, `fallback-table`, `history`, `compare`, `baseline` and `prune`."""
-    explain = commands.add_parser(
-        "explain", help="explain a check, or list every check: judged or not, and how to enable it"
-    )
-    explain.add_argument(
-        "what",
-        nargs="?",
-        metavar="CHECK|TRACE",
-        help="a check's name; or a trace or session folder, whose checks are listed (default: list all checks)",
-    )
+    told = "explain a check, or list every check: judged or not, and how to enable it"
+    explain = commands.add_parser("explain", help=told)
+    told = "a check's name; or a trace or session folder, whose checks are listed (default: list all checks)"
+    explain.add_argument("what", nargs="?", metavar="CHECK|TRACE", help=told)
     explain.executes(_explain)
 
     judge = commands.add_parser("judge", help="judge traces again, optionally with other limits")
@@ -67,32 +62,24 @@ def add_commands(commands: Any) -> None:
     history.add_argument("--rebuild", **FLAG, help="rebuild the history from the session folders first")
     history.executes(_history)
 
-    compare = commands.add_parser(
-        "compare",
-        help="compare two sessions or traces: figures that differ by more than their scatter",
-        epilog="example: tunecheck compare reports/runs/BEFORE reports/runs/AFTER",
-    )
+    example = "example: tunecheck compare reports/runs/BEFORE reports/runs/AFTER"
+    told = "compare two sessions or traces: figures that differ by more than their scatter"
+    compare = commands.add_parser("compare", help=told, epilog=example)
     compare.add_argument("a", type=Path, help="session folder or trace (.jsonl) before the change")
     compare.add_argument("b", type=Path, help="session folder or trace (.jsonl) after it")
     compare.executes(_compare)
 
     baseline = commands.add_parser("baseline", help="manage accepted baselines, small files for your repository")
     actions = baseline.add_subparsers(required=True, metavar="ACTION")
-    accept = actions.add_parser(
-        "accept",
-        help="accept the sessions so far as the baseline",
-        epilog="example: tunecheck baseline accept quick/smollm2-135m-qlora",
-    )
+    example = "example: tunecheck baseline accept quick/smollm2-135m-qlora"
+    accept = actions.add_parser("accept", help="accept the sessions so far as the baseline", epilog=example)
     accept.add_argument("run", help="a run, such as quick/smollm2-135m-qlora")
     accept.executes(_accept)
     show = actions.add_parser("show", help="list the accepted baselines")
     show.add_argument("run", nargs="?", help="only baselines of this run")
     show.executes(_show)
-    diff = actions.add_parser(
-        "diff",
-        help="compare a run's last session with its baseline",
-        epilog="example: tunecheck baseline diff quick/smollm2-135m-qlora",
-    )
+    example = "example: tunecheck baseline diff quick/smollm2-135m-qlora"
+    diff = actions.add_parser("diff", help="compare a run's last session with its baseline", epilog=example)
     diff.add_argument("run", help="a run, such as quick/smollm2-135m-qlora")
     diff.add_argument("--file", type=Path, metavar="FILE", help="baseline file (default: that of its device)")
     diff.executes(_diff)

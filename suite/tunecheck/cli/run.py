@@ -39,19 +39,15 @@ ANSWERS_FILE = "[tool.tunecheck] or tunecheck.toml"
 
 def add_commands(commands: Any) -> None:
     """Add `run`, `bench`, `watch` and `fleet` to the command line."""
-    run = commands.add_parser(
-        "run", help="train and judge tiers or single runs", epilog="example: tunecheck run quick --set training.seed=3"
-    )
+    example = "example: tunecheck run quick --set training.seed=3"
+    run = commands.add_parser("run", help="train and judge tiers or single runs", epilog=example)
     _add_selection(run, nargs="+")
     run.add_argument("-n", metavar="WORKERS", type=_workers, help="worker processes; auto means one per GPU")
     run.add_argument("--ignore", **IGNORE)
     run.executes(_run, leaves_files=True, begins_itself=True)
 
-    bench = commands.add_parser(
-        "bench",
-        help="compare trainers on one training: speed, memory, losses",
-        epilog="example: tunecheck bench quick/smollm2-135m-qlora --turns 3",
-    )
+    example = "example: tunecheck bench quick/smollm2-135m-qlora --turns 3"
+    bench = commands.add_parser("bench", help="compare trainers on one training: speed, memory, losses", epilog=example)
     bench.add_argument("run", help=RUN)
     known = f"one of {', '.join(TRAINERS)}; may be repeated, and the first is the reference"
     default = "default: every installed trainer that supports the run"
@@ -61,11 +57,9 @@ def add_commands(commands: Any) -> None:
     bench.add_argument("--card", **CARD)
     bench.executes(_bench, leaves_files=True, begins_itself=True)
 
-    watch = commands.add_parser(
-        "watch",
-        help="check your own training: tunecheck watch -- python train.py",
-        usage="tunecheck watch [OPTION ...] -- COMMAND ...",
-    )
+    usage = "tunecheck watch [OPTION ...] -- COMMAND ..."
+    told = "check your own training: tunecheck watch -- python train.py"
+    watch = commands.add_parser("watch", help=told, usage=usage)
     watch.add_argument("--steps", **COUNT, help="optimizer steps to record (default 10)")
     after = watch.add_mutually_exclusive_group()
     after.add_argument("--passive", **FLAG, help="let the training run to its end (default)")
@@ -92,12 +86,9 @@ def add_commands(commands: Any) -> None:
     for name in ("partition", "account", "constraint", "qos"):
         fleet.add_argument(f"--{name}", metavar="NAME", help=f"Slurm's --{name}")
     fleet.add_argument("--address", metavar="HOST:PORT", help="address of the Ray cluster (default: found by ray)")
-    fleet.add_argument(
-        "--resume", type=Path, metavar="SESSION", help="rerun only the places of this session that did not answer"
-    )
-    fleet.add_argument(
-        "--judge", type=Path, metavar="SESSION", help="judge the answers of this session, without running anything"
-    )
+    session: dict[str, Any] = {"type": Path, "metavar": "SESSION"}
+    fleet.add_argument("--resume", **session, help="rerun only the places of this session that did not answer")
+    fleet.add_argument("--judge", **session, help="judge the answers of this session, without running anything")
     fleet.executes(_fleet, leaves_files=True, begins_itself=True)
 
 
@@ -357,6 +348,5 @@ def _request(options: argparse.Namespace) -> Request:
         raise ConfigError([f"fleet: --engine {options.engine} does not support {', '.join(wrong)}"])
     asked = EngineOptions(nodes=options.nodes, cpus=options.cpus, seconds=options.time, **given)
     list(_selection(options.what))  # raises for a run that is unknown
-    return new_request(
-        options.engine, asked, [*options.what, *_forwarded(options)], shown(["tunecheck", *sys.argv[1:]])
-    )
+    command = shown(["tunecheck", *sys.argv[1:]])
+    return new_request(options.engine, asked, [*options.what, *_forwarded(options)], command)

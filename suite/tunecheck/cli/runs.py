@@ -39,11 +39,9 @@ def add_commands(commands: Any) -> None:
     listing.add_argument("--vram-cap", type=size_option, metavar="SIZE", help="with --needs: assume GPUs of this size")
     listing.executes(_list)
 
-    show = commands.add_parser(
-        "show",
-        help="show a run's resolved configuration and its checks with limits",
-        epilog="example: tunecheck show quick/smollm2-135m-qlora",
-    )
+    example = "example: tunecheck show quick/smollm2-135m-qlora"
+    told = "show a run's resolved configuration and its checks with limits"
+    show = commands.add_parser("show", help=told, epilog=example)
     show.add_argument("run", help=RUN)
     show.add_argument("--set", **SET)
     show.add_argument("--card", **CARD)
@@ -58,9 +56,8 @@ def add_commands(commands: Any) -> None:
     estimate.executes(_estimate)
 
     strategies = commands.add_parser("strategies", help="count what each strategy trains, without weights")
-    strategies.add_argument(
-        "model", nargs="?", default="smollm2-135m", help="name in configs/models (default smollm2-135m)"
-    )
+    model: dict[str, Any] = {"nargs": "?", "default": "smollm2-135m"}
+    strategies.add_argument("model", **model, help="name in configs/models (default smollm2-135m)")
     rank, targets = "lora.r of the adapters (default 8)", "lora.target_modules of the adapters"
     strategies.add_argument("--rank", type=count_option, default=8, metavar="R", help=rank)
     strategies.add_argument("--targets", default="q_proj,v_proj", metavar="A,B", help=targets)
@@ -69,9 +66,7 @@ def add_commands(commands: Any) -> None:
     commands.add_parser("doctor", help="diagnose this machine, with a remedy for each problem").executes(_doctor)
 
     fetch = commands.add_parser("fetch", help="download a model's weights or a data set's rows into the cache")
-    fetch.add_argument(
-        "name", nargs="?", default="smollm2-135m", help="name in configs/models or configs/data (default smollm2-135m)"
-    )
+    fetch.add_argument("name", **model, help="name in configs/models or configs/data (default smollm2-135m)")
     fetch.executes(_fetch, leaves_files=True)
 
 

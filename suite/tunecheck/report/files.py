@@ -182,10 +182,8 @@ def _location(place: Place) -> dict[str, Any]:
     artifact = {"uri": path.as_uri()}
     if path.is_relative_to(here):
         artifact = {"uri": quote(path.relative_to(here).as_posix()), "uriBaseId": "%SRCROOT%"}
-    return {
-        "physicalLocation": {"artifactLocation": artifact, "region": {"startLine": place.line}},
-        "message": {"text": place.what},
-    }
+    physical = {"artifactLocation": artifact, "region": {"startLine": place.line}}
+    return {"physicalLocation": physical, "message": {"text": place.what}}
 
 
 # GitHub

@@ -64,12 +64,8 @@ def run_child(
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGUSR1)  # has it write its stacks
             time.sleep(0.5)
-            outcome = Outcome(
-                AttemptOutcome.HUNG,
-                f"not done after {request.run.deadline:.0f} s (the run's deadline); its stacks are in the log"
-                + hanging(request),
-                AttemptCause.DEADLINE,
-            )
+            why = f"not done after {request.run.deadline:.0f} s (the run's deadline); its stacks are in the log"
+            outcome = Outcome(AttemptOutcome.HUNG, why + hanging(request), AttemptCause.DEADLINE)
         served = _served(process.exitcode)
     finally:
         _end(process)

@@ -36,20 +36,19 @@ REPEATED: dict[str, Any] = {"action": "append", "default": []}
 SET = {**REPEATED, "help": "override a key of every run; may be repeated", "metavar": "KEY=VALUE"}
 IGNORE = {**REPEATED, "help": "accept a check's finding, with the reason", "metavar": 'NAME="REASON"'}
 CARD: dict[str, Any] = {"help": "apply the settings of a GPU class from configs/cards: 8gb, cpu", "metavar": "CLASS"}
+FLAG: dict[str, Any] = {"action": "store_true"}
+"""Keywords of `add_argument` for an option without a value."""
 SESSION_OPTIONS: dict[str, dict[str, Any]] = {
     "--set": SET,
     "--card": CARD,
-    "--require-gpu": {
-        "help": "fail if there is no GPU, or if a run is skipped for lack of one",
-        "action": "store_true",
-    },
+    "--require-gpu": {**FLAG, "help": "fail if there is no GPU, or if a run is skipped for lack of one"},
     "--vram-cap": {
         "help": "limit every GPU to this size, such as 8GiB, at admission and in the allocator",
         "metavar": "SIZE",
         "type": size_option,
     },
-    "--fail-on-regression": {"help": "fail if a figure is worse than in previous sessions", "action": "store_true"},
-    "--in-process": {"help": "train in the pytest process, for a debugger", "action": "store_true"},
+    "--fail-on-regression": {**FLAG, "help": "fail if a figure is worse than in previous sessions"},
+    "--in-process": {**FLAG, "help": "train in the pytest process, for a debugger"},
 }
 """Declared once for `pytest` and for `tunecheck run`, as those before it: the keywords of `add_argument`."""
 
@@ -172,10 +171,8 @@ class TierSession:
         """Read the GPUs' present state. Raises GpuUnusable when there are some that no run can use."""
         now = look_again(self.hardware)
         if self.hardware.visible_gpus and not now.visible_gpus:
-            raise GpuUnusable(
-                f"the GPUs that this session began with are gone: {no_gpu(now)}. What to do: run `tunecheck doctor`",
-                driver_fault(now) or Domain.ENVIRONMENT,
-            )
+            why = f"the GPUs that this session began with are gone: {no_gpu(now)}"
+            raise GpuUnusable(f"{why}. What to do: run `tunecheck doctor`", driver_fault(now) or Domain.ENVIRONMENT)
         require_usable(now)
         return now
 

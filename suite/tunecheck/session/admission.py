@@ -92,11 +92,9 @@ def driver_fault(hardware: Hardware) -> Domain | None:
 def require_usable(hardware: Hardware) -> None:
     """Raise GpuUnusable when a GPU is there that no run can use: a run for either device would go to the CPU."""
     if fault := driver_fault(hardware):
-        raise GpuUnusable(
-            f"the GPU of this machine cannot be used: {hardware.nvml_problem or hardware.visible_problem}. What to do: "
-            f"{hardware.nvml_remedy or NAME_BY_UUID}; or train on the CPU with --set device=cpu",
-            fault,
-        )
+        why = f"the GPU of this machine cannot be used: {hardware.nvml_problem or hardware.visible_problem}"
+        remedy = f"{hardware.nvml_remedy or NAME_BY_UUID}; or train on the CPU with --set device=cpu"
+        raise GpuUnusable(f"{why}. What to do: {remedy}", fault)
 
 
 _FAULTS = {  # a driver that is not loaded proves no GPU: images of virtual machines have it
