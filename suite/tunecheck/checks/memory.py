@@ -262,9 +262,10 @@ class FallbackInOrder(Check):
             left = sum(failure.error.startswith(ALLOCATOR_ERROR) for failure in attempt.all(evidence.ProbeFailed))
             for phase in attempt.all(evidence.Phase) if attempt.finished else ():
                 count = phase.out_of_memory_count or 0
-                unexplained, left = max(0, count - left), max(0, left - count)
-                if unexplained:
-                    where = f"{unexplained} times in {phase.name!r}"
+                explained = min(left, count)
+                left -= explained
+                if not count <= explained:
+                    where = f"{count - explained} times in {phase.name!r}"
                     problems.append(f"the {attempt.start.purpose} attempt ran out of memory {where} and continued")
         tries = " -> ".join(f"{attempt.start.configuration} on {attempt.start.device}" for attempt in tried)
         fine = f"out of memory, then {tries}" if len(tried) > 1 else f"{tries}, memory never ran out"

@@ -17,13 +17,13 @@ from tunecheck.core.errors import ConfigError, Unsupported
 from tunecheck.core.frozen import Frozen
 from tunecheck.core.log import log
 from tunecheck.core.paths import without_runs
-from tunecheck.core.units import count_option, size_option
+from tunecheck.core.units import count_option
 from tunecheck.hardware import probe
 from tunecheck.memory import measured_peaks, predict
 from tunecheck.models.description import Lora, Model
 from tunecheck.models.shapes import tensor_shapes
 from tunecheck.results import Exit
-from tunecheck.session import CARD, RUN, SET
+from tunecheck.session import CARD, RUN, SET, SIZE
 from tunecheck.session.admission import no_gpu, prospect, room
 from tunecheck.strategies import STRATEGIES, trained_shapes
 
@@ -36,7 +36,7 @@ def add_commands(commands: Any) -> None:
     listing = commands.add_parser("list", help="list all tiers and their runs")
     listing.add_argument("--needs", **FLAG, help="show the memory that each run needs, and whether this machine has it")
     listing.add_argument("--tier", action="append", choices=TIERS, help="only this tier; may be repeated")
-    listing.add_argument("--vram-cap", type=size_option, metavar="SIZE", help="with --needs: assume GPUs of this size")
+    listing.add_argument("--vram-cap", **SIZE, help="with --needs: assume GPUs of this size")
     listing.executes(_list)
 
     example = "example: tunecheck show quick/smollm2-135m-qlora"

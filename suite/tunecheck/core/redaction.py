@@ -223,11 +223,9 @@ def _without_value(match: re.Match[str]) -> str:
         begun = match["close"] and re.search(r"\(\\*[\"']$", match.string[: match.start()])
         spaced = not (re.search("(?i)pass[wp]|[a-z][_-][a-z]", name) and (begun or "," not in sep))
     spaced = spaced and not name.startswith("-") and not _RANDOM.fullmatch(value)
-    if (
-        spaced
-        or not _is_secret(name, value)
-        or (_CODE.fullmatch(value) and match.string[match.end() : match.end() + 1] in ")]'\"")
-    ):
+    if spaced or not _is_secret(name, value):
+        return match[0]
+    if _CODE.fullmatch(value) and match.string[match.end() : match.end() + 1] in ")]'\"":
         return match[0]
     if prose and not name.isupper() and "pass" not in name.lower() and not re.search(r"[0-9]|.{20}", value):
         return match[0]  # "invalid token: expected a word"

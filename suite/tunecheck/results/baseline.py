@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
-from typing import Literal
+from typing import Any, Literal
 
 from tunecheck.core.frozen import Frozen
 from tunecheck.core.text import human_bytes
@@ -48,27 +48,20 @@ class Figure(Frozen):
         return human_bytes(value) if self.unit == "bytes" and math.isfinite(value) else f"{value:.4g} {self.unit}"
 
 
-FIGURES: dict[str, Figure] = {
-    figure.name: figure
-    for figure in (
-        Figure(
-            name="tokens_per_second",
-            title="throughput",
-            unit="tokens/s",
-            lower_is_better=False,
-            floor_share=0.10,
-            sessions=2,
-        ),
-        Figure(name="peak_allocated_bytes", title="allocator peak", unit="bytes", floor_share=0.01, floor=2 * MIB),
-        Figure(name="live_tensor_bytes", title="live tensors", unit="bytes", floor_share=0.01, floor=MIB),
-        Figure(
-            name="resident_bytes", title="resident memory", unit="bytes", floor_share=0.20, floor=64 * MIB, sessions=2
-        ),
-        Figure(name="probe_loss", title="probe loss", unit="nats", floor_share=0.02),
-        Figure(name="heldout_loss", title="held-out loss", unit="nats", floor_share=0.02),
-        Figure(name="training_loss", title="training loss", unit="nats", floor_share=0.05, sessions=2),
-    )
-}
+def by_name(*figures: Figure) -> dict[str, Figure]:
+    return {figure.name: figure for figure in figures}
+
+
+_RATE: dict[str, Any] = {"unit": "tokens/s", "lower_is_better": False}
+FIGURES = by_name(
+    Figure(name="tokens_per_second", title="throughput", **_RATE, floor_share=0.10, sessions=2),
+    Figure(name="peak_allocated_bytes", title="allocator peak", unit="bytes", floor_share=0.01, floor=2 * MIB),
+    Figure(name="live_tensor_bytes", title="live tensors", unit="bytes", floor_share=0.01, floor=MIB),
+    Figure(name="resident_bytes", title="resident memory", unit="bytes", floor_share=0.20, floor=64 * MIB, sessions=2),
+    Figure(name="probe_loss", title="probe loss", unit="nats", floor_share=0.02),
+    Figure(name="heldout_loss", title="held-out loss", unit="nats", floor_share=0.02),
+    Figure(name="training_loss", title="training loss", unit="nats", floor_share=0.05, sessions=2),
+)
 """Live tensors and losses repeat to the byte and to the last digits on one machine, and the allocator's peak should;
 their floors are for another patch release's roundings. Resident memory of one and the same run lay between 868 and 1166
 MiB and its throughput between 53 and 118 tokens/s in 21 sessions of `quick` on a shared 2-core machine."""

@@ -36,17 +36,14 @@ REPEATED: dict[str, Any] = {"action": "append", "default": []}
 SET = {**REPEATED, "help": "override a key of every run; may be repeated", "metavar": "KEY=VALUE"}
 IGNORE = {**REPEATED, "help": "accept a check's finding, with the reason", "metavar": 'NAME="REASON"'}
 CARD: dict[str, Any] = {"help": "apply the settings of a GPU class from configs/cards: 8gb, cpu", "metavar": "CLASS"}
+SIZE: dict[str, Any] = {"type": size_option, "metavar": "SIZE"}
 FLAG: dict[str, Any] = {"action": "store_true"}
 """Keywords of `add_argument` for an option without a value."""
 SESSION_OPTIONS: dict[str, dict[str, Any]] = {
     "--set": SET,
     "--card": CARD,
     "--require-gpu": {**FLAG, "help": "fail if there is no GPU, or if a run is skipped for lack of one"},
-    "--vram-cap": {
-        "help": "limit every GPU to this size, such as 8GiB, at admission and in the allocator",
-        "metavar": "SIZE",
-        "type": size_option,
-    },
+    "--vram-cap": {**SIZE, "help": "limit every GPU to this size, such as 8GiB, at admission and in the allocator"},
     "--fail-on-regression": {**FLAG, "help": "fail if a figure is worse than in previous sessions"},
     "--in-process": {**FLAG, "help": "train in the pytest process, for a debugger"},
 }

@@ -17,22 +17,19 @@ from tunecheck.core.check import grouped
 from tunecheck.core.finding import Domain, Finding, Status
 from tunecheck.core.text import counted
 from tunecheck.results.baseline import FIGURES as OF_SESSIONS
-from tunecheck.results.baseline import Figure, baseline_of, judge
+from tunecheck.results.baseline import Figure, baseline_of, by_name, judge
 from tunecheck.results.fleet import Answer, RunAnswer
 
 CHECK = "nodes_agree"
 
 SPEED = replace(OF_SESSIONS["tokens_per_second"], floor_share=0.25, sessions=1)
-FIGURES: dict[str, Figure] = {
-    figure.name: figure
-    for figure in (
-        SPEED,
-        OF_SESSIONS["peak_allocated_bytes"],
-        replace(OF_SESSIONS["resident_bytes"], sessions=1),
-        Figure(name="temperature_celsius", title="temperature", unit="°C", floor_share=0.0, floor=10.0),
-        Figure(name="sm_clock_mhz", title="SM clock", unit="MHz", lower_is_better=False, floor_share=0.10),
-    )
-}
+FIGURES = by_name(
+    SPEED,
+    OF_SESSIONS["peak_allocated_bytes"],
+    replace(OF_SESSIONS["resident_bytes"], sessions=1),
+    Figure(name="temperature_celsius", title="temperature", unit="°C", floor_share=0.0, floor=10.0),
+    Figure(name="sm_clock_mhz", title="SM clock", unit="MHz", lower_is_better=False, floor_share=0.10),
+)
 """Floors are differences between healthy nodes that shall not count. They are chosen, not measured: no fleet of GPUs
 was there. That of the speed is the 10 % of previous sessions and as much again for what a node's neighbours do; that of
 the temperature is for cards one behind the other in one stream of air."""
