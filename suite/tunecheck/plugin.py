@@ -135,10 +135,8 @@ def checks_of_tier(tier: str, options: Any) -> list[Any]:
         marks = [getattr(pytest.mark, also) for also in TIERS if mentions(file.path, also)]
         error = ConfigError(error.problems, file.name)
         # -k may select or rule out a check by its name: a run that cannot be read has to be found either way
-        parameters += [
-            pytest.param(error, words, id=f"{file.id}-{words}", marks=marks)
-            for words in ("configuration", "-".join(CHECKS))
-        ]
+        names = ("configuration", "-".join(CHECKS))
+        parameters += [pytest.param(error, name, id=f"{file.id}-{name}", marks=marks) for name in names]
     return parameters
 
 

@@ -144,10 +144,8 @@ def splits(records: Any, hub: HubRows, max_length: int) -> tuple[list[Pair], lis
     file's order and the number of training rows. Raises DataError for what is no such list, and for too few rows.
     """
     left_out: Counter[str] = Counter()
-    pairs = sorted(
-        _usable(_pairs(records, hub), longest_row_bytes(max_length), left_out),
-        key=lambda pair: hashlib.sha256(_plain(pair[0]).encode()).hexdigest(),
-    )
+    usable = _usable(_pairs(records, hub), longest_row_bytes(max_length), left_out)
+    pairs = sorted(usable, key=lambda pair: hashlib.sha256(_plain(pair[0]).encode()).hexdigest())
     heldout = pairs[: hub.heldout_rows]
     held = {_plain(text) for pair in heldout for text in pair}
     free = [pair for pair in pairs[hub.heldout_rows :] if held.isdisjoint(map(_plain, pair))]

@@ -53,12 +53,10 @@ def _cuda(torch: Any) -> dict[str, Any]:
 
 def device_facts(properties: Any) -> dict[str, Any]:
     """Return name, UUID and compute capability of a card, of torch's properties of it."""
-    uuid = getattr(properties, "uuid", None)
-    return {
-        "name": properties.name,
-        "uuid": None if uuid is None else f"GPU-{str(uuid).removeprefix('GPU-')}",
-        "compute_capability": f"{properties.major}.{properties.minor}",
-    }
+    told = getattr(properties, "uuid", None)
+    uuid = None if told is None else f"GPU-{str(told).removeprefix('GPU-')}"
+    capability = f"{properties.major}.{properties.minor}"
+    return {"name": properties.name, "uuid": uuid, "compute_capability": capability}
 
 
 def _bitsandbytes(torch: Any) -> dict[str, Any]:

@@ -149,10 +149,8 @@ class RunReport(Frozen):
     @property
     def retries(self) -> list[str]:
         """A sentence for each training attempt that was repeated: "ran out of memory on cuda:0, repeated on cpu"."""
-        return [
-            f"{evidence.outcome_words(first.outcome)} on {first.device}, repeated on {second.device}"
-            for first, second in pairwise(self.trainings)
-        ]
+        pairs = pairwise(self.trainings)
+        return [f"{evidence.outcome_words(a.outcome)} on {a.device}, repeated on {b.device}" for a, b in pairs]
 
     @property
     def too_busy(self) -> bool:

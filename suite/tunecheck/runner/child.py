@@ -207,10 +207,8 @@ def _session(request: Request, device: Any) -> Session:
 
 
 def _trained(session: Any) -> Trained:
-    return Trained(
-        norms={name: norm(tensor) for name, tensor in trained(session).items()},
-        scaler="" if session.scaler is None else json.dumps(session.scaler.state_dict(), sort_keys=True),
-    )
+    scaler = "" if session.scaler is None else json.dumps(session.scaler.state_dict(), sort_keys=True)
+    return Trained(norms={name: norm(tensor) for name, tensor in trained(session).items()}, scaler=scaler)
 
 
 @contextmanager

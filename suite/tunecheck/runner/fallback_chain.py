@@ -32,10 +32,9 @@ def variant(run: Run, changes: Mapping[str, Any]) -> Run:
 def rescaled(run: Run, processes: int) -> dict[str, Any]:
     """Return the settings with which so many processes train the same rows in every step."""
     engine = run.parallel.engine if run.parallel else "ddp"
-    return {
-        "parallel": {"engine": engine, "processes": processes} if processes > 1 else None,
-        "training.gradient_accumulation_steps": run.micro_batches_per_step // processes,
-    }
+    parallel = {"engine": engine, "processes": processes} if processes > 1 else None
+    steps = run.micro_batches_per_step // processes
+    return {"parallel": parallel, "training.gradient_accumulation_steps": steps}
 
 
 class FallbackStep(NamedTuple):

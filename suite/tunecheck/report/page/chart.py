@@ -64,10 +64,8 @@ class Chart(Frozen):
         span = high - low if high - low > FLAT * abs(high) else abs(high)
         room = 0.05 * span or 1.0  # above and below the curves
         bottom = max(0.0, low - room) if low >= 0 else low - room
-        return (
-            Scale(min(xs), max(xs), LEFT, WIDTH - RIGHT, whole=all(float(x).is_integer() for x in xs)),
-            Scale(bottom, high + room, HEIGHT - BOTTOM, TOP),
-        )
+        across = Scale(min(xs), max(xs), LEFT, WIDTH - RIGHT, whole=all(float(x).is_integer() for x in xs))
+        return across, Scale(bottom, high + room, HEIGHT - BOTTOM, TOP)
 
     def shortened(self, most: int = MOST_ROWS) -> bool:
         return len({x for series in self.series for x, _ in series.points}) > most

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tunecheck.core.check import grouped
 from tunecheck.core.errors import HistoryError
 from tunecheck.core.evidence import DeviceSample, Evaluation, Gradients, LiveTensors, Phase, Step
 from tunecheck.core.finding import Finding
@@ -50,10 +51,8 @@ def _over_steps(title: str, unit: str, curves: Mapping[str, Sequence[Point]], **
 
 
 def _loss(main: Attempt, min_fall: float | str | None, unit: str) -> Chart:
-    probe, heldout = (
-        [(found.step, found.loss) for found in main.all(Evaluation) if found.split == split]
-        for split in ("probe", "heldout")
-    )
+    losses = grouped((found.split, (found.step, found.loss)) for found in main.all(Evaluation))
+    probe, heldout = losses.get("probe", []), losses.get("heldout", [])
     limits = {}
     if isinstance(min_fall, int | float) and probe and math.isfinite(probe[0][1]):
         limits["loss_falls: the probe batch must end at or below"] = probe[0][1] * (1 - min_fall)
