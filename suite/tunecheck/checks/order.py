@@ -107,11 +107,8 @@ class CallsInOrder(Check):
             # whether the step ends with gradients that the optimizer has used
             last = [call for call in window.calls if call in ("step", "backward", "clear", "keep", "edit")]
             used = last[-1:] == ["step"]
-        wrong = {
-            fault: seen
-            for fault, seen in by_fault.items()
-            if fault not in HABITS or (len(seen) >= self.min_steps and len(seen) > self.habit_share * len(windows))
-        }
+        now_and_then = max(self.min_steps - 1, self.habit_share * len(windows))
+        wrong = {fault: seen for fault, seen in by_fault.items() if fault not in HABITS or len(seen) > now_and_then}
         shown = next(iter(wrong.values()), windows)[0]
         calls, half = shown.calls, MOST_CALLS // 2
         order = ", ".join(calls if len(calls) <= MOST_CALLS else (*calls[:half], "...", *calls[-half:]))

@@ -46,11 +46,8 @@ def baseline_file(folder: Path, run: str, device: str) -> Path:
 def accepted_from(entries: Sequence[HistoryEntry], *, run: str) -> AcceptedBaseline:
     """Return the baseline of the last entry's key, from its passed entries. Raises HistoryError for too few."""
     same = [entry for entry in entries if entry.outcome == "pass" and entry.key == entries[-1].key]
-    figures = {
-        name: _rounded(baseline_of(values))
-        for name in FIGURES
-        if len(values := [entry.figures[name] for entry in same if name in entry.figures]) >= FEWEST_SESSIONS
-    }
+    held = {name: [entry.figures[name] for entry in same if name in entry.figures] for name in FIGURES}
+    figures = {name: _rounded(baseline_of(of)) for name, of in held.items() if len(of) >= FEWEST_SESSIONS}
     if not figures:
         on = f" on {same[-1].key.device}" if same else ""
         told = f"{len(same)} of {FEWEST_SESSIONS} passed sessions of the same configuration{on}"

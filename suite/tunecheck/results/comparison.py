@@ -176,10 +176,8 @@ def benchmarks(runs: Iterable[RunReport]) -> list[SideBySide]:
 
 def plain_benchmarks(runs: Iterable[RunReport]) -> list[dict[str, Any]]:
     """Return the same as plain data."""
-    return [
-        {"name": name, "model": model, "trainers": [asdict(one) for one in contenders]}
-        for name, model, contenders, _ in _compared(runs)
-    ]
+    found = _compared(runs)
+    return [{"name": name, "model": model, "trainers": [*map(asdict, own)]} for name, model, own, _ in found]
 
 
 def _compared(runs: Iterable[RunReport]) -> Iterator[tuple[str, str, list[Contender], list[list[RunReport]]]]:

@@ -23,7 +23,7 @@ from tunecheck.probes.reference.measures import live_tensors, norm
 from tunecheck.probes.round_trip import ResumedProbe, RoundTripProbe
 from tunecheck.probes.training_state import TrainingStateProbe
 from tunecheck.runner import read_back
-from tunecheck.runner.request import VISIBLE, Request
+from tunecheck.runner.request import VISIBLE, Progress, Request
 from tunecheck.runner.setup import setup_of
 from tunecheck.training import trainer_of
 from tunecheck.training.checkpoint import trained
@@ -101,7 +101,7 @@ class Phases:
         self._emit(seen)
 
 
-def carry_out(request: Request, progress: Callable[[Step], None], rank: int = 0) -> None:
+def carry_out(request: Request, progress: Progress, rank: int = 0) -> None:
     """Do what is asked, as this rank, and write every record into the trace. Raises whatever the training raises."""
     run = request.run
     if run.training.threads is not None:  # else torch's own choice: OMP_NUM_THREADS, or the cores it may use
@@ -141,9 +141,7 @@ def _be_deterministic() -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
-def _train(
-    request: Request, device: Any, cap_bytes: int | None, writer: TraceWriter, progress: Callable[[Step], None]
-) -> int:
+def _train(request: Request, device: Any, cap_bytes: int | None, writer: TraceWriter, progress: Progress) -> int:
     """Build, probe and train; return the bytes alive at the end. Nothing of the session outlives the call."""
     run, max_steps = request.run, request.run.training.max_steps
     trainer, emit = trainer_of(run), writer.write

@@ -25,7 +25,7 @@ from tunecheck.core.fork_server import OFFLINE, hub_forbidden, start_method, war
 from tunecheck.core.helper import die_with_parent
 from tunecheck.runner.outcome import Outcome, carried_out, crash_of, imported
 from tunecheck.runner.ranks import hanging, train_in_ranks
-from tunecheck.runner.request import Request, show_only
+from tunecheck.runner.request import Progress, Request, Started, show_only
 
 UNKNOWN_STATUS = 255
 """What multiprocessing says of a child whose status the fork server did not pass on."""
@@ -33,9 +33,7 @@ GRACE_SECONDS = 2.0
 """Between asking a child to end and killing it; the whole session must be gone within 5 s of a SIGTERM."""
 
 
-def run_child(
-    request: Request, *, gpu: bool, progress: Callable[[Step], None], started: Callable[[int], None] = lambda pid: None
-) -> Outcome:
+def run_child(request: Request, *, gpu: bool, progress: Progress, started: Started = lambda pid: None) -> Outcome:
     """Train in a fresh process, whose id `started` gets, and return how it ended. It never outlives this call."""
     log = request.trace.with_suffix(".log")
     warm_up(gpu)
@@ -92,9 +90,7 @@ def _served(exit_code: int | None) -> bool:
     return False
 
 
-def run_here(
-    request: Request, progress: Callable[[Step], None], started: Callable[[int], None] = lambda pid: None
-) -> Outcome:
+def run_here(request: Request, progress: Progress, started: Started = lambda pid: None) -> Outcome:
     """The same in this process, for a debugger: no deadline, no protection from crashes."""
     started(os.getpid())
     if request.device == "cuda":  # CUDA reads it once a process, so nothing is hidden for an attempt on the CPU
@@ -154,7 +150,7 @@ def _work(request: Request, progress: Callable[[Any], None]) -> None:
     carry_out(request, progress)
 
 
-def _listen(process: Any, receiver: Connection, deadline: float, progress: Callable[[Step], None]) -> Outcome | None:
+def _listen(process: Any, receiver: Connection, deadline: float, progress: Progress) -> Outcome | None:
     """Pass steps on until the outcome arrives; None when the child ended without one. Raises TimeoutError."""
     while (left := deadline - time.monotonic()) > 0:
         wait([receiver, process.sentinel], timeout=min(left, 1.0))

@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from tunecheck.config.schema import Run
-from tunecheck.core.evidence import Dataset, Weights
+from tunecheck.core.evidence import Dataset, Step, Weights
 from tunecheck.core.frozen import Frozen
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+Progress = Callable[[Step], None]
+Started = Callable[[int], None]
+"""What a training tells: each step as it ends, and the id of the process that it has begun in."""
 
 
 class Request(Frozen):

@@ -191,11 +191,8 @@ FLEETS = Stored(FleetReport, what=_OURS, remedy=_REMEDY)
 
 def reasons(report: FleetReport) -> dict[str, list[dict[str, Any]]]:
     """Return the nodes to drain, each with its places and why."""
-    return grouped(
-        (row.node, {"place": row.place, "card": row.card, "reason": one_line(row.drain, 300)})
-        for row in report.rows
-        if row.drain
-    )
+    told = [(row, one_line(row.drain, 300)) for row in report.rows if row.drain]
+    return grouped((row.node, {"place": row.place, "card": row.card, "reason": why}) for row, why in told)
 
 
 def write_drain(report: FleetReport, folder: Path) -> None:
