@@ -373,8 +373,7 @@ def by_layer(names: Iterable[str]) -> str:
     found = (re.match(r"(.*?)(?:\.(\d+)\.(.*))?$", name).groups("") for name in names)  # type: ignore[union-attr]
     layers = grouped(((before, behind), number) for before, number, behind in found)
     named = ((f"{before}.{_ranges(at)}" if at[0] else before, behind) for (before, behind), at in layers.items())
-    together = grouped(named)
-    return "; ".join(f"{where}: {', '.join(parts)}" if parts[0] else where for where, parts in together.items())
+    return "; ".join(f"{where}: {', '.join(parts)}" if parts[0] else where for where, parts in grouped(named).items())
 
 
 def _ranges(numbers: Iterable[str]) -> str:

@@ -54,11 +54,8 @@ error = partial(Diagnosis, "error")
 def format_diagnoses(diagnoses: Sequence[Diagnosis]) -> str:
     """Return plain text, one line each, in columns: level, topic, finding, and after an arrow the remedy."""
     topic_width = max((len(diagnosis.topic) for diagnosis in diagnoses), default=0)
-    return "\n".join(
-        f"{diagnosis.level:<7}  {diagnosis.topic:<{topic_width}}  {diagnosis.found}"
-        + (f" -> {diagnosis.remedy}" if diagnosis.remedy else "")
-        for diagnosis in diagnoses
-    )
+    told = [(one, f" -> {one.remedy}" if one.remedy else "") for one in diagnoses]
+    return "\n".join(f"{one.level:<7}  {one.topic:<{topic_width}}  {one.found}{remedy}" for one, remedy in told)
 
 
 def memory_size(size_bytes: int | None) -> str:

@@ -69,11 +69,8 @@ def read_disk(folder: Path) -> Disk:
             continue
         except OSError:
             break
-        return Disk(
-            free_bytes=status.f_bavail * status.f_frsize,
-            free_inodes=status.f_favail if status.f_files else None,
-            writable=_writable(place),
-        )
+        free_bytes, free_inodes = status.f_bavail * status.f_frsize, status.f_favail if status.f_files else None
+        return Disk(free_bytes=free_bytes, free_inodes=free_inodes, writable=_writable(place))
     return Disk(free_bytes=None, free_inodes=None)
 
 

@@ -29,13 +29,8 @@ def gathered() -> dict[str, Any]:
         torch: Any = importlib.import_module("torch")
     except Exception as error:
         return {"torch": None, "error": _text(error)}
-    return {
-        "torch": torch.__version__,
-        "error": None,
-        "cuda_build": torch.version.cuda,
-        **_cuda(torch),
-        "bitsandbytes": _bitsandbytes(torch),
-    }
+    facts = {"torch": torch.__version__, "error": None, "cuda_build": torch.version.cuda}
+    return {**facts, **_cuda(torch), "bitsandbytes": _bitsandbytes(torch)}
 
 
 def _cuda(torch: Any) -> dict[str, Any]:
@@ -68,12 +63,8 @@ def _bitsandbytes(torch: Any) -> dict[str, Any]:
         return {"version": None, "native_library": None, "cuda_binary_fits": None, "error": _text(error)}
     name = None if (path := getattr(library.get("_lib"), "_name", None)) is None else Path(path).name
     shipped = [file.name for file in Path(package.__file__).parent.glob("libbitsandbytes_cuda*")]
-    return {
-        "version": package.__version__,
-        "native_library": name,
-        "cuda_binary_fits": _fits(torch, name, shipped),
-        "error": library.get("error_msg"),
-    }
+    facts = {"version": package.__version__, "native_library": name, "error": library.get("error_msg")}
+    return {**facts, "cuda_binary_fits": _fits(torch, name, shipped)}
 
 
 def _fits(torch: Any, loaded: str | None, shipped: list[str]) -> bool | None:

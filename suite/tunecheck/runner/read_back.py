@@ -79,9 +79,8 @@ def _functions(model: Any, ids: torch.Tensor) -> dict[str, torch.Tensor]:
 
 def _load(run: Run, weights: Path, saved: Path, device: Any, precision: str) -> Any:
     if run.lora is None:
-        return AutoModelForCausalLM.from_pretrained(
-            saved, dtype="float32", device_map={"": device}, local_files_only=True, use_safetensors=True
-        )
+        files = {"local_files_only": True, "use_safetensors": True}
+        return AutoModelForCausalLM.from_pretrained(saved, dtype="float32", device_map={"": device}, **files)
     base = load_base(run, weights, device, precision)
     apply_workarounds(base, device, run)
     return PeftModel.from_pretrained(base, saved)

@@ -54,7 +54,9 @@ class RayCluster:
 
     def places(self) -> list[Place]:
         """Return every card of every node, those of dead nodes with the reason."""
-        held = [(self._named(found), found) for found in self._ray.nodes()]
+        nodes = self._ray.nodes()  # whose names become those of folders
+        names = (str(one.get("NodeName") or one.get("NodeManagerHostname") or one["NodeID"][:12]) for one in nodes)
+        held = [(re.sub(r"[^A-Za-z0-9_.-]", "-", name), one) for name, one in zip(names, nodes, strict=True)]
         twice = {name for name, number in Counter(name for name, _ in held).items() if number > 1}
         found: list[Place] = []
         for name, one in held:
@@ -124,11 +126,6 @@ class RayCluster:
 
         with contextlib.suppress(Exception):
             remove_placement_group(group)
-
-    @staticmethod
-    def _named(found: dict[str, Any]) -> str:
-        name = str(found.get("NodeName") or found.get("NodeManagerHostname") or found["NodeID"][:12])
-        return re.sub(r"[^A-Za-z0-9_.-]", "-", name)  # it names a folder
 
 
 def _reach(address: str) -> None:

@@ -40,10 +40,9 @@ class Place(Frozen):
 
 def places_of(node: str, cards: int, *, problem: str = "", drained: bool = False) -> list[Place]:
     """Return the places of a node with so many cards: each of them, or the node itself where it has none."""
-    return [
-        Place(name=name, node=node, card=card if cards else None, problem=problem, drained=drained)
-        for card, name in enumerate([f"{node}-{card}" for card in range(cards)] if cards > 1 else [node])
-    ]
+    about: dict[str, Any] = {"node": node, "problem": problem, "drained": drained}
+    names = [f"{node}-{card}" for card in range(cards)] if cards > 1 else [node]
+    return [Place(name=name, card=card if cards else None, **about) for card, name in enumerate(names)]
 
 
 def of_nodes(places: list[Place], nodes: str) -> list[Place]:
