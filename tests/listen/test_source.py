@@ -81,6 +81,13 @@ def test_a_module_may_use_what_another_defines(tmp_path, monkeypatch):
     assert not read(tmp_path, monkeypatch, "DROPOUT = 0.1", "import own_0\nmodel(own_0.DROPOUT)")
 
 
+def test_names_may_be_used_where_nothing_was_read(tmp_path, monkeypatch):
+    """Of a large script the rest is not read: a module's own names, and options, may be used there."""
+    large, option = f"text = '{'x' * (1 << 18)}'", "p.add_argument('--kl_scaling')"
+    own = f"import own_0\nMOST_RATE = 1\n{option}\nx.fillna(0)"
+    assert read(tmp_path, monkeypatch, large, own, options=["--kl_scaling"]) == [("result", "x.fillna(...)")]
+
+
 def test_what_a_parser_warns_of_is_not_heard(tmp_path, monkeypatch, recwarn):
     """The training has been compiled before."""
     assert read(tmp_path, monkeypatch, 'RATE = "\\d"') == [("variable", "rate".upper())]

@@ -31,27 +31,30 @@ from tunecheck.training.restore import dropouts
 RULES: tuple[Callable[[Trees], Iterator[Found]], ...] = (
     *(unused, exchanged, reordered, best_kept, modes_switched, loss_terms),
 )
-MOST_FILES, MOST_BYTES = 24, 1 << 17
-"""Modules of the script's own that are read, the nearest to the training, and the size of each."""
+MOST_FILES, MOST_BYTES = 24, 1 << 18
+"""Modules of the script's own that are read, the nearest to the training, and their size together: half a second."""
 
 
 def read_source(model: Any) -> Iterator[SourceRead]:
     """Yield what the rules find in the script's own modules that train this model, and in those that they import."""
-    trees = dict[str, ast.Module]()
-    for file in islice(_files(frame.f_globals for frame, _ in walk_stack(sys._getframe(1))), MOST_FILES):
+    trees, size = dict[str, ast.Module](), 0
+    files = [*islice(_files(frame.f_globals for frame, _ in walk_stack(sys._getframe(1))), MOST_FILES)]
+    for file in files:
         # it may be of another Python, or changed since; what a parser warns of is not the training's to say
         with suppress(OSError, SyntaxError, ValueError, RecursionError), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            text = Path(file).read_bytes()
-            trees[file] = ast.parse(text if len(text) <= MOST_BYTES else b"")
+            size += len(text := Path(file).read_bytes())
+            if size <= MOST_BYTES:
+                trees[file] = ast.parse(text)
     if trees:
         moded = any(True for _ in dropouts(model)) or any(isinstance(part, _BatchNorm) for part in model.modules())
-        yield SourceRead(files=len(trees), slips=tuple(s for s in slips(trees) if s.kind != "mode" or moded))
+        found = slips(trees, whole=len(trees) == len(files) < MOST_FILES)
+        yield SourceRead(files=len(trees), slips=tuple(slip for slip in found if slip.kind != "mode" or moded))
 
 
-def slips(trees: Mapping[str, ast.Module]) -> Iterator[Slip]:
-    """Yield what the rules find in these files, each once."""
-    parsed = Trees(trees)
+def slips(trees: Mapping[str, ast.Module], *, whole: bool = True) -> Iterator[Slip]:
+    """Yield what the rules find in these files, each once; `whole` where the script has no others."""
+    parsed = Trees(trees, whole)
     for kind, name, file, line in dict.fromkeys(found for rule in RULES for found in rule(parsed)):
         yield Slip(kind=kind, name=name, file=Path(file).name, line=line)
 

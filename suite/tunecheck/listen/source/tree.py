@@ -17,8 +17,10 @@ Found = tuple[SlipKind, str, str, int]
 class Trees:
     """Files of a script with their syntax trees."""
 
-    def __init__(self, trees: Mapping[str, ast.Module]) -> None:
+    def __init__(self, trees: Mapping[str, ast.Module], whole: bool) -> None:
         self.nodes = {file: [*ast.walk(tree)] for file, tree in trees.items()}
+        self.whole = whole
+        """Whether the script has no other files, which may read what these write."""
 
     def __iter__(self) -> Iterator[tuple[str, ast.AST]]:
         """Yield every node with its file."""

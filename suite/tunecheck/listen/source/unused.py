@@ -45,11 +45,11 @@ def unused(trees: Trees) -> Iterator[Found]:
     for file, scope, nodes in trees.scopes:
         found: list[Unused] = []
         if isinstance(scope, ast.Module):
-            found = [_assigned(nodes, trees.read)]
+            found = [_assigned(nodes, trees.read)] if trees.whole else []
         elif not (read := {*names_read(scope)}) & {"locals", "exec", "eval"}:
             found = [_assigned(nodes, read), _parameters(scope, read, owners.get(id(scope)))]
         found += [_dropped(node) for node in nodes if isinstance(node, ast.Expr)]
-        found += [_options(node, trees.read) for node in nodes if isinstance(node, ast.Call)]
+        found += [_options(node, trees.read) for node in nodes if isinstance(node, ast.Call) and trees.whole]
         yield from ((kind, name, file, line) for rule in found for kind, name, line in rule)
     yield from _idle(trees)
 
