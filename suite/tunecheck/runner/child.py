@@ -125,9 +125,7 @@ def carry_out(request: Request, progress: Progress, rank: int = 0) -> None:
         writer.write(read_back.merged(_session(request, device), request.saved))
         return
     held = _train(request, device, cap_bytes, writer, progress)
-    gc.collect()
-    if device.type == "cuda":  # cuBLAS's workspaces: up to 64 MiB that no tensor holds
-        torch._C._cuda_clearCublasWorkspaces()
+    _let_go(device)
     tensors_after, size_after = _live(device)
     writer.write(Released(tensors=tensors_after - tensors, bytes=size_after - size, session_bytes=held - size))
 
@@ -225,6 +223,13 @@ def _in_phases(
                     phase.enter_context(phases.phase("steady"))
 
         yield after_step
+
+
+def _let_go(device: Any) -> None:
+    """What nobody holds is given back to the allocator, cuBLAS's workspaces too: up to 64 MiB that no tensor holds."""
+    gc.collect()
+    if device.type == "cuda":
+        torch._C._cuda_clearCublasWorkspaces()
 
 
 def _live(device: Any) -> tuple[int, int]:
