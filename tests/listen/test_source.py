@@ -81,6 +81,11 @@ def test_a_module_may_use_what_another_defines(tmp_path, monkeypatch):
     assert not read(tmp_path, monkeypatch, "DROPOUT = 0.1", "import own_0\nmodel(own_0.DROPOUT)")
 
 
+def test_a_source_of_endless_terms_is_left_out(tmp_path, monkeypatch):
+    """Nothing is said of it."""
+    assert not read(tmp_path, monkeypatch, "x.fillna(" + " + ".join("a" * 900) + ")")
+
+
 def test_names_may_be_used_where_nothing_was_read(tmp_path, monkeypatch):
     """Of a large script the rest is not read: a module's own names, and options, may be used there."""
     large, option = f"text = '{'x' * (1 << 18)}'", "p.add_argument('--kl_scaling')"

@@ -48,8 +48,9 @@ def read_source(model: Any) -> Iterator[SourceRead]:
                 trees[file] = ast.parse(text)
     if trees:
         moded = any(True for _ in dropouts(model)) or any(isinstance(part, _BatchNorm) for part in model.modules())
-        found = slips(trees, whole=len(trees) == len(files) < MOST_FILES)
-        yield SourceRead(files=len(trees), slips=tuple(slip for slip in found if slip.kind != "mode" or moded))
+        with suppress(RecursionError):  # of an expression of a thousand terms, say
+            found = [*slips(trees, whole=len(trees) == len(files) < MOST_FILES)]
+            yield SourceRead(files=len(trees), slips=tuple(slip for slip in found if slip.kind != "mode" or moded))
 
 
 def slips(trees: Mapping[str, ast.Module], *, whole: bool = True) -> Iterator[Slip]:
