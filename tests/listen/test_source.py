@@ -184,6 +184,7 @@ class Layer:
         ("x_train, x_test = x[train], x[test]\ny_train, y_test = y_all[train], y_all[test]", []),
         ("x_in_train, x_in_test = x_train[folds], x_train[others]\nx_test = 1", []),
         ("emb1 = model(x1)\nemb2 = model(x1)\nprint(x2)", ["emb2 from x1"]),
+        ("conv1 = nn.Conv2d(a, b)\nconv2 = nn.Conv2d(b, b)\nconv3 = nn.Conv1d(b, b)", []),
         ("emb1 = model(x1)\nemb2 = model(x1)", []),  # two views of one row
         ("loss_1 = f(x1, x2)\nloss_2 = f(x2, x1)", []),
         ("train_a = tok(train_b, train_set.pad)\nval_a = tok(val_b, train_set.pad)\nval_set = 1", []),

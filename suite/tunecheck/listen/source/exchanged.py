@@ -145,6 +145,7 @@ def _compared(family: str, one: Bound, other: Bound, trees: Trees) -> Iterator[t
         elif a == b:
             wrong, name = (other, its) if a == 0 else (one, named)
             served = name.endswith(".") and family == TRAINED and (0, 1) in met  # by what was fitted, or its collator
+            served |= family == OTHERS and not name.rstrip(".").endswith(("1", "2"))  # a Conv2d is no second one
             if not served and not HARMLESS & {*words(name)} and _counterpart(name.rstrip("."), SIDES[family], trees):
                 yield f"{wrong.name} from {name.rstrip('.')}", wrong.line
 
