@@ -169,8 +169,9 @@ MOST_RATE = 0.5
 
 
 def _rate(optimizer: Any) -> float:
-    """Return the rate of an optimizer's first group; 0 for a tensor, which may lie on a GPU."""
-    return float(rate) if isinstance(rate := optimizer.param_groups[0].get("lr"), float | int) else 0.0
+    """Return the rate of an optimizer's first group; 0 for none, and for a tensor, which may lie on a GPU."""
+    groups = [*optimizer.param_groups, {}]
+    return float(rate) if isinstance(rate := groups[0].get("lr"), float | int) else 0.0
 
 
 def _made_with(optimizer: Any) -> float:
