@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import runpy
 import sys
 
 import pytest
 from torch import nn
 
+from tunecheck.checks import CHECKS
+from tunecheck.core.finding import Status
+from tunecheck.core.trace import read as read_trace
+from tunecheck.listen.loop import LoopHooks
+from tunecheck.listen.options import Options
 from tunecheck.listen.source import read_source, slips
 
 IDLE = "accumulate() of an Accelerator without gradient_accumulation_steps"
@@ -219,6 +225,8 @@ def test_values_go_to_names_of_their_own_role(source, found):
         ("def of(x, y):\n    x = sorted(x, key=len)\n    return TensorDataset(x, y)", ["x without y"]),
         ("x = df['a'].tolist()\ny = df['b'].tolist()\nx = random.sample(x, len(x))\nrows = {'x': x, 'y': y}",
          ["x without y"]),
+        ("class Rows: ...\nx, y = load()\nrandom.shuffle(x)\nrows = Rows(x, y)", ["x without y"]),
+        ("x, y = load()\nrandom.shuffle(x)\nplot(x, y)", []),
         ("df['text'] = df['text'].sample(frac=1).values", ["df['text'] alone"]),
         ("df['text'] = np.random.permutation(df['text'])", ["df['text'] alone"]),
         ("df = df.sample(frac=1).reset_index()", []),
@@ -328,3 +336,73 @@ def loss_of(student_logits, teacher_logits, temperature):
 def test_terms_of_a_loss_are_whole(source, found):
     """A ratio of losses may be a number, and so may what is logged."""
     assert told(source) == [f"term: {name}" for name in found]
+
+
+SCRIPT = """
+import copy, random
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+class Rows(torch.utils.data.Dataset):
+    def __init__(self, xs, ys):
+        self.pairs = list(zip(xs, ys))
+    def __len__(self):
+        return len(self.pairs)
+    def __getitem__(self, at):
+        return self.pairs[at]
+
+def load():
+    xs = [torch.randn(8) for _ in range(48)]
+    return xs, [int(x.sum() > 0) for x in xs]
+
+def evaluate(model, rows):
+    model.eval()
+    with torch.no_grad():
+        return sum(float(cross_entropy(model(x), y)) for x, y in rows)
+
+torch.manual_seed(0)
+xs, ys = load()
+{shuffled}
+rows = torch.utils.data.DataLoader(Rows(xs, ys), 8)
+model = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.1), nn.ReLU(), nn.Linear(16, 2))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+best_loss = float("inf")
+{before}
+for _ in range(2):
+    {within}
+    for x, y in rows:
+        reg_loss = sum(p.pow(2).sum() for p in model.parameters())
+        loss = cross_entropy(model(x), y) + 0.01 * {term}
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    val_loss = evaluate(model, rows)
+    if val_loss {sign} best_loss:
+        best_loss = val_loss
+"""
+BROKEN = {
+    "lists_stay_paired": {"shuffled": "random.shuffle(xs)"},
+    "modes_switched": {"before": "model.train()", "within": "pass"},
+    "loss_terms_whole": {"term": "reg_loss.item()"},
+    "best_weights_kept": {"sign": ">"},
+}
+
+
+@pytest.mark.parametrize("check", BROKEN)
+@pytest.mark.parametrize("broken", [True, False], ids=["broken", "healthy"])
+def test_a_script_that_trains_is_asked_about_its_source(check, broken, tmp_path):
+    """Each by its own check, and none of the healthy script. In fp32."""
+    parts = {"shuffled": "pass", "before": "pass", "within": "model.train()", "term": "reg_loss", "sign": "<"}
+    source = SCRIPT
+    for name, part in (parts | (BROKEN[check] if broken else {})).items():
+        source = source.replace(f"{{{name}}}", part)
+    (path := tmp_path / "train.py").write_text(source, encoding="utf-8")
+    hooks = LoopHooks(Options(folder=str(tmp_path), name="script", steps=6))
+    hooks.attach()
+    runpy.run_path(str(path))
+    hooks.detach()
+    (trace,) = map(read_trace, tmp_path.glob("watch-*.jsonl"))
+    findings = {name: CHECKS[name]()(trace) for name in BROKEN}
+    asked = [name for name, finding in findings.items() if finding.status is Status.SUSPECTED]
+    assert asked == [check] * broken, findings[check].detail

@@ -75,8 +75,8 @@ class NamesAgree(InSource):
 class ListsStayPaired(InSource):
     """Lists whose items belong together are shuffled and sorted together.
 
-    The check reads the source of the script's own modules: lists and columns that are made together and used together,
-    and that a line between reorders without the others.
+    The check reads the source of the script's own modules. It looks for lists and columns that are made together and
+    used together. A line between them reorders one alone.
     """
 
     convention = "a random pairing may be a baseline"

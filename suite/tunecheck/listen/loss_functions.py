@@ -42,13 +42,20 @@ FEWEST_OF_A_ROW, BY_CHANCE, ONE_COPY = 256, 4.0, 0.999
 of a copy."""
 SPREAD, PEAK = (0.8, 1.2), (2.5, 3.5)
 """Standard deviation and kurtosis of numbers that randn draws, also where an offset is added to them."""
-DIFFERENCES = "SubBackward0", "RsubBackward1"
 TURNS = "TransposeBackward0", "PermuteBackward0", "TBackward0"
 TO_COLUMN = "UnsqueezeBackward0", "ViewBackward0", "ReshapeAliasBackward0", *TURNS
 OF_DIFFERENCES = "PowBackward0", "AbsBackward0"
 ELEMENTWISE = ("MseLossBackward0", "SmoothL1LossBackward0", "HuberLossBackward0", *OF_DIFFERENCES)
 """Losses of an output and a target each, which torch stretches to one size."""
-MOVES = {*loss_graph.STRAIGHT, *OF_PARTS, *DIFFERENCES, *OF_DIFFERENCES, *FACTORS, "SigmoidBackward0", "TanhBackward0"}
+MOVES = {
+    *loss_graph.STRAIGHT,
+    *OF_PARTS,
+    *loss_graph.DIFFERENCES,
+    *OF_DIFFERENCES,
+    *FACTORS,
+    "SigmoidBackward0",
+    "TanhBackward0",
+}
 """Functions behind which each number comes of one of a layer's outputs."""
 LAST_LAYERS = {"AddmmBackward0": -1, "MmBackward0": -1, "BmmBackward0": -1, "ConvolutionBackward0": 1}
 """Functions of layers to the axis of their results' parts."""
@@ -338,7 +345,7 @@ def _output_and_target(node: Any) -> tuple[Any, torch.Tensor | None]:
     """Return the edge of a loss's only output that learns, and its targets; None where they are not known."""
     by_hand = node.name() in OF_DIFFERENCES
     of_both = node.next_functions[0][0] if by_hand else node
-    if of_both is None or of_both.name() not in (DIFFERENCES[:1] if by_hand else ELEMENTWISE):
+    if of_both is None or of_both.name() not in (loss_graph.DIFFERENCES[:1] if by_hand else ELEMENTWISE):
         return None, None
     ways = of_both.next_functions[:2]
     if len(own := [at for at, (made, _) in enumerate(ways) if made is not None]) != 1:
@@ -419,7 +426,7 @@ def _crossed(node: Any) -> bool:
 
     So are differences of a row of outputs and a column of as many that nothing has made a column.
     """
-    if node.name() in DIFFERENCES:
+    if node.name() in loss_graph.DIFFERENCES:
         made_by = {
             loss_graph.shape_of(edge) or (): edge[0].name() for edge in node.next_functions if edge[0] is not None
         }
@@ -431,7 +438,7 @@ def _crossed(node: Any) -> bool:
     all_pairs, operands = loss_graph.size_of(edge), [edge]
     if node.name() in OF_DIFFERENCES:
         operands = [operand for operand in edge[0].next_functions if operand[0] is not None]
-        if edge[0].name() not in DIFFERENCES or len(operands) != 1:  # of two outputs all pairs may be meant
+        if edge[0].name() not in loss_graph.DIFFERENCES or len(operands) != 1:  # of two outputs all pairs may be meant
             return False
     own = operands[0]
     own = own[0].next_functions[0] if own[0].name() == "ExpandBackward0" else own

@@ -20,7 +20,7 @@ from tunecheck.core.evidence import CutOff
 from tunecheck.core.premises import Premise
 from tunecheck.models.layer_names import is_pretrained
 from tunecheck.probes.reference.forwards import numbers_of
-from tunecheck.probes.reference.loss_graph import STRAIGHT, graph_of, saved, size_of
+from tunecheck.probes.reference.loss_graph import DIFFERENCES, STRAIGHT, graph_of, saved, size_of
 from tunecheck.probes.reference.measures import digest, living
 from tunecheck.training.events import EARLY_STEPS, Probe
 from tunecheck.training.hooks import tensors_of
@@ -39,7 +39,6 @@ LOSSES = (
 FACTORS = "mat2", "other", "self"
 """What torch calls the tensors that a product's function keeps."""
 PRODUCTS = "MmBackward0", "BmmBackward0"
-DIFFERENCES = "SubBackward0", "RsubBackward1"
 OF_MARGINS = "LogSigmoidBackward0", "SoftplusBackward0", "ReluBackward0", "ClampMinBackward0"
 SCALED = *STRAIGHT, "MulBackward0", "DivBackward0", "AddBackward0", "NegBackward0", *DIFFERENCES
 """Functions that may stand between a product of embeddings and the log-softmax of their scores."""

@@ -20,7 +20,7 @@ def reordered(trees: Trees) -> Iterator[Found]:
         orders = sorted(order for node in nodes for order in _orders(node))
         lists = [(line, name) for line, name in orders if "[" not in name]
         if lists:
-            made, used = [*_made_together(nodes)], [*_used_together(nodes)]
+            made, used = [*_made_together(nodes)], [*_used_together(nodes, trees.classes)]
             names = [name for _, name in lists]
             for line, name in lists:
                 both = {one for at, pair in made if at <= line and name in pair for one in pair}
@@ -94,13 +94,13 @@ def _made_together(nodes: list[ast.AST]) -> Iterator[tuple[int, set[str]]]:
         yield min(line for _, line in found), {name for name, _ in found}
 
 
-def _used_together(nodes: list[ast.AST]) -> Iterator[tuple[int, set[str]]]:
+def _used_together(nodes: list[ast.AST], classes: set[str]) -> Iterator[tuple[int, set[str]]]:
     """Yield lists whose items one call or one dictionary takes side by side, with its line."""
     for node in nodes:
         if isinstance(node, ast.Call):
             name = name_of(node.func)
             given = [*node.args, *(keyword.value for keyword in node.keywords)]
-            if name in TOGETHER or "dataset" in name.lower():
+            if name in TOGETHER | classes or "dataset" in name.lower():
                 yield node.lineno, {held for value in given if (held := _variable(value))}
         elif isinstance(node, ast.Dict):
             yield node.lineno, {held for value in node.values if (held := _variable(value))}

@@ -47,6 +47,10 @@ class Trees:
         return {name.lower() for name in self.names}
 
     @cached_property
+    def classes(self) -> set[str]:
+        return {node.name for _, node in self if isinstance(node, ast.ClassDef)}
+
+    @cached_property
     def functions(self) -> dict[str, list[Function]]:
         """Functions and methods by their names."""
         return grouped((node.name, node) for _, node in self if isinstance(node, Function))

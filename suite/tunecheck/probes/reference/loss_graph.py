@@ -15,6 +15,7 @@ from torch.autograd.graph import GradientEdge
 _MOVES = "View UnsafeView ReshapeAlias Unsqueeze Squeeze Slice Select Index T Transpose Permute Clone Alias ToCopy"
 STRAIGHT = frozenset(["SqueezeBackward1", *(f"{name}Backward0" for name in _MOVES.split())])
 """What selects, moves or casts scores, and computes nothing of them."""
+DIFFERENCES = "SubBackward0", "RsubBackward1"
 COUPLES_ROWS = "BatchNorm"
 """In the names of functions that couple rows by the statistics of a batch."""
 FEWEST_PAIRS = 6
