@@ -206,6 +206,12 @@ class Layer:
         ("start = ce(start_logits, start_at)\nend = ce(end_logits, start_at)\nend_at = 1", ["end from start_at"]),
         ("actor_opt = Adam(actor)\ncritic_opt = Adam(actor)\ncritic = 1", ["critic_opt from actor"]),
         ("train_a = net.train()\nval_a = net.eval()", []),
+        ("mse(pos - neg, pos_t - neg_t)", []),
+        ("mse(pos - neg, neg_t - pos_t)", ["pos - neg beside neg_t - pos_t"]),
+        ("x = p_chosen - p_rejected\ny = r_rejected - r_chosen\nz = x - y",
+         ["p_chosen - p_rejected beside r_rejected - r_chosen"]),
+        ("x = p_chosen - r_chosen\ny = p_rejected - r_rejected\nz = x - y", []),
+        ("right, hinge = pos - neg > 0, relu(neg - pos + margin)", []),
     ],
 )  # fmt: skip
 def test_values_go_to_names_of_their_own_role(source, found):

@@ -60,7 +60,7 @@ class NamesAgree(InSource):
     """Each value goes to a name of its own role: chosen to chosen, validation to validation, targets to targets.
 
     The check reads the source of the script's own modules. It compares lines that differ in the roles of their names
-    alone, plain copies, and the arguments of the script's own functions with their parameters.
+    alone, plain copies, differences that are compared, and the arguments of the script's own functions.
     """
 
     convention = "two roles may share a value, and a validation may read the training's rows"

@@ -8,7 +8,7 @@ import ast
 import re
 from collections import defaultdict
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 from tunecheck.listen.source.tree import Found, Function, Trees, name_of, words
 
@@ -88,9 +88,8 @@ def exchanged(trees: Trees) -> Iterator[Found]:
             told = {line: said for said, line in found}
             for line, said in told.items():
                 yield "exchanged", said, file, line
-        if isinstance(scope, Function):
-            for said, line in _own_parameters(scope):
-                yield "exchanged", said, file, line
+        for said, line in [*_margins(nodes), *(_own_parameters(scope) if isinstance(scope, Function) else ())]:
+            yield "exchanged", said, file, line
 
 
 def _bound(node: ast.AST, trees: Trees) -> Iterator[list[Bound]]:
@@ -240,6 +239,28 @@ def _place(value: ast.expr | None) -> tuple[float, str] | None:
     text = "" if value is None else ast.unparse(value)
     parts = re.fullmatch(r"(?:int\()?([\d.]+)(?: \* ([\w.()]+?))?\)?|int\(([\w.()]+) \* ([\d.]+)\)", text)
     return None if parts is None else (float(parts[1] or parts[4]), parts[2] or parts[3] or "")
+
+
+def _margins(nodes: list[ast.AST]) -> Iterator[tuple[str, int]]:
+    """Yield two differences of the same roles in opposite orders, one of which is compared with the other."""
+    assigned = [node for node in nodes if isinstance(node, ast.Assign)]
+    given = {ast.unparse(node.targets[0]): node.value for node in assigned if isinstance(node.value, ast.BinOp)}
+    for node in (node for node in nodes if isinstance(node, ast.Call) or _is_difference(node)):
+        both = node.args[:2] if isinstance(node, ast.Call) else [node.left, node.right]
+        met = [value for part in both if _is_difference(value := given.get(ast.unparse(part), part))]
+        for family in PASSED if len(met) == 2 else ():
+            orders = [[sides_in(part, SIDES[family]) for part in (value.left, value.right)] for value in met]
+            if orders in ([[{0}, {1}], [{1}, {0}]], [[{1}, {0}], [{0}, {1}]]):
+                yield " beside ".join(map(ast.unparse, met)), node.lineno
+
+
+def _is_difference(node: ast.AST) -> TypeGuard[ast.BinOp]:
+    return isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub)
+
+
+def sides_in(value: ast.expr, sides: dict[str, int]) -> set[int]:
+    """Return which of two roles the names in an expression tell."""
+    return {sides[word] for node in ast.walk(value) for word in words(name_of(node)) if word in sides}
 
 
 def _own_parameters(function: Function) -> Iterator[tuple[str, int]]:

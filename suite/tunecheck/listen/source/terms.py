@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Iterator
 
-from tunecheck.listen.source.exchanged import SIDES
+from tunecheck.listen.source.exchanged import SIDES, sides_in
 from tunecheck.listen.source.tree import Found, Trees, name_of, words
 
 LOSSES = {"loss", "kl", "penalty", "reg", "regularization", "aux", "term"}
@@ -57,4 +57,4 @@ def _is_number(value: ast.expr) -> bool:
 def _sides(value: ast.expr) -> tuple[set[int], bool]:
     """Return whether the student (0) or the teacher (1) is softened, and whether by a temperature."""
     names = {word for node in ast.walk(value) for word in words(name_of(node))}
-    return {side for word, side in SIDES["student"].items() if word in names}, bool(names & TEMPERATURES)
+    return sides_in(value, SIDES["student"]), bool(names & TEMPERATURES)
