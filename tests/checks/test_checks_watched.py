@@ -166,6 +166,7 @@ MEANT = {
     ("best_weights_kept", "the largest loss"),
     ("modes_switched", "no way back"),
     ("loss_terms_whole", "a number in a sum"),
+    ("means_whole", "a sum that goes on"),
     ("settings_usual", "a share that is kept"),
     ("settings_usual", "betas exchanged"),
     ("settings_usual", "norms decay"),
@@ -664,6 +665,11 @@ FAULTS = {
     },
     "loss_terms_whole": {
         "a number in a sum": lambda: watched(source(term="adds reg_loss.item(), which has no gradient")),
+    },
+    "means_whole": {
+        "a sum that goes on": lambda: watched(
+            source(mean="total_loss over len(loader): the sum goes on from pass to pass, the count does not")
+        ),
     },
     "modes_switched": {
         "no way back": lambda: watched(source(mode="model.eval() stands in the loop, and train() does not")),

@@ -127,7 +127,7 @@ def test_sources_that_cannot_be_read_are_left_out(tmp_path, monkeypatch):
 
 def told(source):
     """What the rules find in this source, but for values that are never used."""
-    kinds = ("exchanged", "reordered", "best", "mode", "term")
+    kinds = ("exchanged", "reordered", "best", "mode", "term", "mean")
     return [f"{slip.kind}: {slip.name}" for slip in slips({"train.py": ast.parse(source)}) if slip.kind in kinds]
 
 
@@ -344,6 +344,57 @@ def test_terms_of_a_loss_are_whole(source, found):
     assert told(source) == [f"term: {name}" for name in found]
 
 
+EPOCHS = """
+{before}
+for epoch in range(3):
+    {within}
+    for batch in loader:
+        total += {added}
+    print(total / {over})
+"""
+METERED = """
+from torchmetrics import Accuracy
+def evaluate(metric):
+    return metric.compute()
+accuracy = Accuracy()
+for epoch in range(3):
+    evaluate(accuracy)
+    {}
+"""
+GOES_ON = "the sum goes on from pass to pass, the count does not"
+
+
+def epochs(before="total = 0", within="total = 0", added="loss.item()", over="len(loader)"):
+    return EPOCHS.format(before=before, within=within, added=added, over=over)
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        (epochs(), []),
+        (epochs(within="pass"), [f"total over len(loader): {GOES_ON}"]),
+        (epochs(within="seen.append(1)", over="len(seen)"), []),  # a mean of all steps so far
+        (epochs(within="pass", over="steps"), []),
+        (epochs(over="len(dataset)"), ["total over len(dataset): the sum is of batches, and the count of rows"]),
+        (epochs(added="loss.item() * len(batch)", over="len(dataset)"), []),
+        (epochs(over="len(loader.dataset)"),
+         ["total over len(loader.dataset): the sum is of batches, and the count of rows"]),
+        (epochs(over="len(loader.dataset)") + "F.nll_loss(x, y, reduction='sum')", []),
+        (epochs(added="right", over="(len(loader) * batch_size)"),
+         ["total over len(loader) * batch_size: the last batch may have fewer rows"]),
+        ("print(eval_loss / len(eval_loader), train_loss / len(train_loader))", []),
+        ("print(eval_loss / len(train_loader))",
+         ["eval_loss over len(train_loader): the one is of the training, and the other is not"]),
+        ("print(train_loss / 3, step / len(train_loader), total / (len(rows) + 1))", []),
+        (METERED.format("accuracy.reset()"), []),
+        (METERED.format("pass"), ["metric.compute(): nothing resets what it counts"]),
+    ],
+)  # fmt: skip
+def test_means_divide_a_sum_by_its_own_count(source, found):
+    """A mean over all steps so far is no mistake."""
+    assert told(source) == [f"mean: {name}" for name in found]
+
+
 SCRIPT = """
 import copy, random
 import torch
@@ -374,15 +425,19 @@ rows = torch.utils.data.DataLoader(Rows(xs, ys), 8)
 model = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.1), nn.ReLU(), nn.Linear(16, 2))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 best_loss = float("inf")
+total_loss = 0.0
 {before}
 for _ in range(2):
     {within}
+    {zero}
     for x, y in rows:
         reg_loss = sum(p.pow(2).sum() for p in model.parameters())
         loss = cross_entropy(model(x), y) + 0.01 * {term}
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
+        total_loss += float(loss.detach())
+    print(total_loss / len(rows))
     val_loss = evaluate(model, rows)
     if val_loss {sign} best_loss:
         best_loss = val_loss
@@ -392,6 +447,7 @@ BROKEN = {
     "modes_switched": {"before": "model.train()", "within": "pass"},
     "loss_terms_whole": {"term": "reg_loss.item()"},
     "best_weights_kept": {"sign": ">"},
+    "means_whole": {"zero": "pass"},
 }
 
 
@@ -399,7 +455,8 @@ BROKEN = {
 @pytest.mark.parametrize("broken", [True, False], ids=["broken", "healthy"])
 def test_a_script_that_trains_is_asked_about_its_source(check, broken, tmp_path):
     """Each by its own check, and none of the healthy script. In fp32."""
-    parts = {"shuffled": "pass", "before": "pass", "within": "model.train()", "term": "reg_loss", "sign": "<"}
+    parts = {"shuffled": "pass", "before": "pass", "within": "model.train()", "zero": "total_loss = 0.0"}
+    parts |= {"term": "reg_loss", "sign": "<"}
     source = SCRIPT
     for name, part in (parts | (BROKEN[check] if broken else {})).items():
         source = source.replace(f"{{{name}}}", part)

@@ -39,7 +39,7 @@ adapters: adapters_applied
 saving: saved_by_one_rank, adapter_round_trip, adapter_reads_back, merge_keeps_function, export_reads_back
 saving: saved_as_trained
 learning: settings_usual, values_used, names_agree, lists_stay_paired, best_weights_kept, modes_switched
-learning: loss_terms_whole
+learning: loss_terms_whole, means_whole
 memory: live_tensors_flat, memory_flat, vram_ceiling, memory_order
 speed: seconds_reported, throughput_steady, ranks_keep_pace, model_flops_utilization
 memory: memory_returned, card_returns_to_baseline

@@ -129,3 +129,17 @@ class LossTermsWhole(InSource):
     remedy = "Add the tensor itself. Divide the scores of both models by the temperature."
     told: ClassVar[Mapping[SlipKind, str]] = {"term": "{}"}
     fine = "keep their losses whole"
+
+
+class MeansWhole(InSource):
+    """Each mean that the script reports divides a sum by the number of what it sums.
+
+    The check reads the source of the script's own modules: divisions by a length, and meters as those of torchmetrics.
+    """
+
+    convention = "a number may be meant to run on, or to be compared with itself alone"
+    meaning = """The sum is not set to zero for the next epoch. Or the mean of each batch is added, and the sum is
+    divided by the number of rows. Or a validation's sum is divided by the number of training batches."""
+    remedy = "Begin the sum in the loop that divides it, and divide by the number of what was added."
+    told: ClassVar[Mapping[SlipKind, str]] = {"mean": "takes {}"}
+    fine = "divide sums by their own counts"

@@ -34,7 +34,7 @@ class SettingsGiven(Record):
 
 
 SlipKind = Literal[
-    "variable", "parameter", "result", "option", "exchanged", "reordered", "best", "mode", "term", "idle"
+    "variable", "parameter", "result", "option", "exchanged", "reordered", "best", "mode", "term", "idle", "mean"
 ]
 
 

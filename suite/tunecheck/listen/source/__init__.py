@@ -20,6 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from tunecheck.core.evidence import Slip, SourceRead
 from tunecheck.listen.source.exchanged import exchanged
 from tunecheck.listen.source.kept import best_kept
+from tunecheck.listen.source.means import means_whole
 from tunecheck.listen.source.modes import modes_switched
 from tunecheck.listen.source.reordered import reordered
 from tunecheck.listen.source.terms import loss_terms
@@ -29,7 +30,7 @@ from tunecheck.listen.user_code import is_users
 from tunecheck.training.restore import dropouts
 
 RULES: tuple[Callable[[Trees], Iterator[Found]], ...] = (
-    *(unused, exchanged, reordered, best_kept, modes_switched, loss_terms),
+    *(unused, exchanged, reordered, best_kept, modes_switched, loss_terms, means_whole),
 )
 MOST_FILES, MOST_BYTES = 24, 1 << 18
 """Modules of the script's own that are read, the nearest to the training, and their size together: half a second."""

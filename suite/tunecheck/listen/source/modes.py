@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Iterator
 
-from tunecheck.listen.source.tree import Found, Function, Loop, Trees, name_of, words
+from tunecheck.listen.source.tree import Found, Function, Trees, name_of, words
 
 NO_GRADIENTS = {"no_grad", "inference_mode"}
 FROZEN = {"teacher", "ref", "reference", "target", "trainer"}
@@ -21,7 +21,7 @@ def modes_switched(trees: Trees) -> Iterator[Found]:
         for file, name, line in _without_gradients(trees, models):
             yield "mode", f"{name} is evaluated in train mode: eval() is never called", file, line
             return
-    looped = _in_loops(trees)
+    looped = trees.looped
     into_eval = [(file, node) for file, node in modes if name_of(node.func) == "eval" and id(node) in looped]
     back = [node for _, node in modes if name_of(node.func) == "train" and id(node) in looped]
     trained = any(id(node) in looped for _, node in calls if name_of(node.func) == "backward")
@@ -45,17 +45,3 @@ def _without_gradients(trees: Trees, models: set[str]) -> Iterator[tuple[str, st
             for part in ast.walk(node):
                 if isinstance(part, ast.Call) and ast.unparse(part.func) in models:
                     yield file, ast.unparse(part.func), part.lineno
-
-
-def _in_loops(trees: Trees) -> set[int]:
-    """Return what stands in a loop, or in a function that is called in one."""
-    found = {id(part) for _, node in trees if isinstance(node, Loop) for part in ast.walk(node)}
-    calls = {id(node): name_of(node.func) for _, node in trees if isinstance(node, ast.Call)}
-    waiting, seen = [calls[at] for at in found if at in calls], set[str]()
-    while waiting:
-        if (name := waiting.pop()) not in seen:
-            seen.add(name)
-            inside = {id(part) for function in trees.functions.get(name, []) for part in ast.walk(function)}
-            found |= inside
-            waiting += [calls[at] for at in inside if at in calls]
-    return found

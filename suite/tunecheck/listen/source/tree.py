@@ -55,6 +55,20 @@ class Trees:
         """Functions and methods by their names."""
         return grouped((node.name, node) for _, node in self if isinstance(node, Function))
 
+    @cached_property
+    def looped(self) -> set[int]:
+        """The ids of what stands in a loop, or in a function that is called in one."""
+        found = {id(part) for _, node in self if isinstance(node, Loop) for part in ast.walk(node)}
+        calls = {id(node): name_of(node.func) for _, node in self if isinstance(node, ast.Call)}
+        waiting, seen = [calls[at] for at in found if at in calls], set[str]()
+        while waiting:
+            if (name := waiting.pop()) not in seen:
+                seen.add(name)
+                inside = {id(part) for function in self.functions.get(name, []) for part in ast.walk(function)}
+                found |= inside
+                waiting += [calls[at] for at in inside if at in calls]
+        return found
+
 
 def name_of(node: ast.AST | None) -> str:
     """Return the name of a variable, attribute or column, or of what a subscript takes; empty for all else."""
