@@ -1163,6 +1163,22 @@ def test_weights_trained_in_16_bit_are_held_to_what_16_bit_can_do():
     assert CHECKS["trainable_moved"]()(seen).status is Status.FAILED
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_a_part_that_gets_no_gradient_in_a_model_of_unknown_formulas(known):
+    """Its class may compute what a language model's loss does not need, as a pooler."""
+    trace = watched()
+    for number in range(len(trace.all(e.Gradients))):
+        trace = with_record(trace, e.Gradients, number, zero=LORA_B[:1])
+    trace = with_record(trace, e.Movement, unmoved=LORA_B[:1])
+    trace = with_record(trace, e.ForwardReference, has_formulas=known)
+    findings = {name: CHECKS[name]()(trace) for name in ("trainable_moved", "lora_gradient_schedule")}
+
+    asked = {name: finding.status for name, finding in findings.items()}
+    told = (Status.FAILED, Status.FAILED) if known else (Status.SUSPECTED, Status.PASSED)
+    assert asked == dict(zip(findings, told, strict=True))
+    assert known or f"no loss uses {LORA_B[0]}" in findings["trainable_moved"].detail
+
+
 @pytest.mark.parametrize(
     ("name", "changes"),
     [

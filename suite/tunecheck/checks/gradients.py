@@ -122,7 +122,7 @@ class LoraGradientSchedule(Check):
         moved, found = False, list[tuple[str, str, str]]()
         parts = "lora_A", "lora_B", "lora_magnitude_vector"
         rates = {step.step: step.learning_rate for step in trace.steps if step.applied}
-        seen, rest = trace.all(evidence.Gradients), trace.uncalled
+        seen, rest = trace.all(evidence.Gradients), trace.unused
         told = Premise.LABELS_KNOWN if trace.holds(Premise.CAUSAL_LM) else Premise.STEP_DECLARED
         due = [] if trace.holds(told) else [step for step in seen if any(step.norms.values())]
         for gradients in due or seen:  # the samples of a step may all be worth the same

@@ -310,7 +310,7 @@ class TrainableMoved(Check):
         if trace.why({Premise.CAUSAL_LM, Premise.UPDATE_RULE_KNOWN}):
             limit = 0.0
         seen = trace.one(evidence.Movement)
-        rest = trace.uncalled.difference(seen.idle)  # which need not learn
+        rest = trace.unused.difference(seen.idle)  # which need not learn
         excused = rest | trace.left_out
         seen = replace(seen, unmoved=tuple(name for name in seen.unmoved if name not in excused))
         wanted = len(trace.one(evidence.Census).expected_trainable)
@@ -361,7 +361,8 @@ class TrainableMoved(Check):
             return self.at_most(len(seen.stuck_at_0), 0, detail, meant=MAY_WAKE, causes=[BOTH_0])
         if rest and not problems:
             tensors = counted(len(rest), "trained tensor")
-            detail = f"no pass calls {some([*seen.uncalled])}, so that {tensors} learn nothing"
+            why = f"no pass calls {some([*seen.uncalled])}" if seen.uncalled else f"no loss uses {some(sorted(rest))}"
+            detail = f"{why}, so that {tensors} learn nothing"
             return self.at_most(len(rest), 0, detail, meant=WITHOUT_PICTURES, causes=[NOT_CALLED])
         share = seen.smallest_moved_share
         parts = []

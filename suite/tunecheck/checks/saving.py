@@ -40,7 +40,7 @@ class AdapterRoundTrip(NumericCheck):
 def _not_the_trained(trace: Trace, seen: evidence.RoundTrip, limit: float) -> list[str]:
     """Return in words what a saved adapter has not of the trained one, or has more."""
     idle = (name for moved in trace.records(evidence.Movement) for name in moved.idle)
-    resting = {name.replace(".default.", ".") for name in (*trace.run.rests, *trace.uncalled, *idle)}
+    resting = {name.replace(".default.", ".") for name in (*trace.run.rests, *trace.unused, *idle)}
     tensors = {
         "missing from the file": seen.missing,
         "in the file but not in the model": seen.unexpected,

@@ -212,10 +212,20 @@ class Trace:
         return rows / counted if window is not None and counted == window.supervised_tokens + rows else 0.0
 
     @property
-    def uncalled(self) -> frozenset[str]:
-        """The trained tensors of parts that no pass of a user's training calls, as a tower of pictures for text."""
-        movement = () if self.holds(Premise.INTENT_DECLARED) else self.records(evidence.Movement)
-        return frozenset(name for seen in movement for names in seen.uncalled.values() for name in names)
+    def unused(self) -> frozenset[str]:
+        """The trained tensors of parts that no pass of a user's training calls, as a tower of pictures for text.
+
+        Of a model whose formulas are not known here, also those that no step gives a gradient: its loss may need no
+        pooler.
+        """
+        if self.holds(Premise.INTENT_DECLARED):
+            return frozenset()
+        known = all(seen.has_formulas for seen in self.records(evidence.ForwardReference))
+        zero = [] if known else [frozenset(seen.zero) for seen in self.records(evidence.Gradients)]
+        called = (names for seen in self.records(evidence.Movement) for names in seen.uncalled.values())
+        return frozenset(name for names in called for name in names).union(
+            frozenset.intersection(*zero) if zero else ()
+        )
 
     @property
     def left_out(self) -> frozenset[str]:
